@@ -7,6 +7,8 @@ marked as thorough run too, and random search looks for new examples.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 
 import worker  # noqa: F401 - before numpy: it pins the kernels
@@ -45,3 +47,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not THOROUGH:
         items[:] = [item for item in items if item.get_closest_marker("thorough") is None]
     items.sort(key=lambda item: not item.nodeid.startswith(ON_A_BROKER))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function in a loop; one that waits for ever ends after a minute."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+
+    async def run() -> None:
+        async with asyncio.timeout(300):
+            await pyfuncitem.obj(
+                **{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+            )
+
+    asyncio.run(run())
+    return True

@@ -25,10 +25,10 @@ class MockCluster:
     def __init__(self, *topics: str) -> None:
         # The cluster lives in the client that asks for it, and is reached by TCP as any other.
         self._owner = Producer({"bootstrap.servers": "unused:1", "test.mock.num.brokers": 3, "logger": _LOG})
-        brokers = self._owner.list_topics(timeout=30).brokers.values()
+        brokers = self._owner.list_topics(timeout=120).brokers.values()
         self.connection = Connection(servers=tuple(f"{broker.host}:{broker.port}" for broker in brokers))
         for topic in topics:
-            assert len(self._owner.list_topics(topic, timeout=30).topics[topic].partitions) == PARTITIONS
+            assert len(self._owner.list_topics(topic, timeout=120).topics[topic].partitions) == PARTITIONS
 
     def write(self, topic: str, values: Iterable[bytes]) -> None:
         """Write records, to the partitions in turn."""

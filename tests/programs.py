@@ -1,12 +1,20 @@
-"""Programs and packages that only tests need: find them, or skip the test."""
+"""Programs that tests need or start: find them or skip the test, and wait for what they do."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from typing import NoReturn
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import pytest
+
+#: There, a missing program is a failure.
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+_T = TypeVar("_T")
 
 
 def needs(*commands: str, package: str) -> str:
@@ -19,6 +27,27 @@ def needs(*commands: str, package: str) -> str:
 
 def lacking(reason: str) -> NoReturn:
     """Skip the test; under CI=true fail it."""
-    if os.environ.get("CI") == "true":
+    if IN_CI:
         pytest.fail(f"{reason}; under CI=true that is a failure")
     pytest.skip(reason)
+
+
+def eventually(condition: Callable[[], _T], *, within: float = 300.0, what: str = "") -> _T:
+    """Return the first true value of the condition; fail if it is stuck, on the slowest machine."""
+    deadline = time.monotonic() + within
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
+        time.sleep(0.05)  # between two looks, not for something to happen
+    return value
+
+
+def show(text: str) -> None:
+    """Write a figure where `pytest -s` shows it."""
+    sys.stdout.write(f"\n{text}")
+
+
+def free_port() -> int:
+    """Return a port that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -38,7 +38,7 @@ def test_a_child_ignores_signals_and_ends_when_its_input_does():
             running.send_signal(ignored)
         assert [running.stdout.readline() for _ in range(100_000)][-1] == b"[1]\n"
         running.stdin.close()
-        assert running.wait(timeout=60) == 0
+        assert running.wait(timeout=300) == 0
 
 
 def test_a_child_whose_reports_nobody_reads_ends_without_a_word():
@@ -46,7 +46,7 @@ def test_a_child_whose_reports_nobody_reads_ends_without_a_word():
         assert running.stdout is not None
         assert running.stderr is not None
         running.stdout.close()
-        assert running.wait(timeout=60) == 0
+        assert running.wait(timeout=300) == 0
         assert running.stderr.read() == b""
 
 

@@ -77,7 +77,7 @@ def note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Lay out rows in columns, numbers aligned to the right.
 
     >>> print(table(["arm", "q"], [["shoes", 0.25], ["hats", 1.5]]))
@@ -86,18 +86,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = 
     hats    1.5
     """
     cells = [[str(cell) for cell in row] for row in rows]
-    rows_list = [list(header), *cells]
-    widths = [max(len(row[i]) for row in rows_list) for i in range(len(header))]
-    right = [all(_numeric(row[i]) for row in cells) and bool(cells) for i in range(len(header))]
-    lines = [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in rows_list
-    ]
-    return "\n".join(([title, ""] if title else []) + lines)
-
-
-def _numeric(text: str) -> bool:
-    return text[:1] in "-+.0123456789–" or text == ""
+    columns = []
+    for column in zip(header, *cells, strict=True):
+        width = max(map(len, column))
+        numeric = bool(cells) and all(cell[:1] in "-+.0123456789–" for cell in column[1:])
+        columns.append([cell.rjust(width) if numeric else cell.ljust(width) for cell in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
 def write_json(path: str | None, value: Any) -> None:
@@ -132,9 +126,12 @@ def read_file(path: str, option: str) -> bytes:
 
 
 def check_writable(*paths: str | None) -> None:
-    """Raise `InputError`, before any work is done, for a path that cannot be written."""
-    for path in paths:
-        if path is None or path == "-":
+    """Raise `InputError`, before any work is done, for a path that cannot be written, or is given for two outputs."""
+    given = [path for path in paths if path is not None]
+    for path in given:
+        if given.count(path) > 1:
+            raise InputError(f"{path}: two outputs cannot be the same file")
+        if path == "-":
             continue
         folder = Path(path).absolute().parent
         if not folder.is_dir():

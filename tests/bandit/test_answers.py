@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import BONUSES
@@ -187,22 +186,6 @@ def test_without_displays_every_rate_is_one_and_with_many_it_is_the_share() -> N
     rates = counted([[1e9, 1e9]], [[9e8, 1e8]]).rates()
     np.testing.assert_allclose(rates.arms, [0.9, 0.1], rtol=1e-6)
     assert rates.positions == pytest.approx(1.0, rel=1e-6)
-
-
-def test_a_mute_arm_fades_out_of_slates() -> None:
-    # It looks best to the click model, which never hears of it; its rate falls with every display.
-    model = AdditiveModel.certain(np.zeros(1), np.array([3.0, 0.0, -0.5]))
-    counts = AnswerCounts.none(arms=3, horizon=2)
-    shown = []
-    for _ in range(40):
-        planner = Planner(model, [1.0, 1.0, 1.0], horizon=2, answers=counts.rates())
-        arms = Ucbbp(beta=1.5).slates(planner, np.zeros((10, 1))).arms[:, 0]
-        shown.append(int((arms == 0).sum()))
-        answered = (arms != 0).astype(float)
-        counts = counts.plus(positions=np.zeros(10, dtype=int), arms=arms, answered=answered)
-    assert shown[0] == 10
-    assert shown[-1] == 0
-    assert counts.rates().arms[0] < 0.75 * counts.rates().arms[1]
 
 
 @given(seeds)

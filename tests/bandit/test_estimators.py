@@ -114,15 +114,6 @@ def test_the_paper_s_update_stays_short_of_the_truth_where_laplace_arrives() -> 
 # ── laws of all ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_the_same_data_give_the_same_bits(estimator: str) -> None:
-    prior, data = case(5, (3, 4))
-    copied = observations(data.contexts.copy(), data.sessions.copy(), data.arms.copy(), data.clicked.copy())
-    one, other = (update(prior, d, estimator=estimator).model for d in (data, copied))
-    assert dense_theta(one).tobytes() == dense_theta(other).tobytes()
-    assert dense_matrix(one.precision).tobytes() == dense_matrix(other.precision).tobytes()
-
-
 # ── a model that is never corrupt ────────────────────────────────────────────────────────────────────────────────────
 
 

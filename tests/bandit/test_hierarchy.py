@@ -14,7 +14,7 @@ from worker.bandit.hierarchy import Hierarchy
 from worker.errors import EstimationError
 
 from .beliefs import displays, lawful, seeds
-from .tastes import Tastes, covariance_of, grown, head_of, marginal, parts, row_of, tastes, vector, whole_matrix
+from .tastes import Tastes, covariance_of, grown, head_of, marginal, row_of, tastes, vector, whole_matrix
 
 
 def close(actual: object, expected: NDArray[np.floating], tolerance: float = 1e-10) -> None:
@@ -24,32 +24,6 @@ def close(actual: object, expected: NDArray[np.floating], tolerance: float = 1e-
 
 
 # ── structured equals dense ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-@given(tastes())
-@lawful
-def test_covariances_of_heads_are_those_of_the_dense_inverse(scene: Tastes) -> None:
-    covariance = covariance_of(scene.precision)
-    for arm in range(scene.precision.arms):
-        through = head_of(scene.precision, arm)
-        close(scene.precision.covariances[arm], through @ covariance @ through.T)
-        assert np.array_equal(scene.precision.covariances[arm], scene.precision.covariances[arm].T)
-
-
-@given(tastes())
-@lawful
-def test_variances_of_own_parts_are_the_diagonal_of_the_dense_inverse(scene: Tastes) -> None:
-    _, own = parts(scene.precision, np.diag(covariance_of(scene.precision)))
-    close(scene.precision.own_variances, own)
-
-
-@given(tastes())
-@lawful
-def test_times_and_solve_are_those_of_the_dense_matrix(scene: Tastes) -> None:
-    theta = scene.generator.normal(size=len(whole_matrix(scene.precision)))
-    given_parts = parts(scene.precision, theta)
-    close(vector(*scene.precision.times(*given_parts)), whole_matrix(scene.precision) @ theta)
-    close(vector(*scene.precision.solve(*given_parts)), covariance_of(scene.precision) @ theta)
 
 
 class OneNormalAfterTheOther:

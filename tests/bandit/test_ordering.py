@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM
-from worker.bandit.ordering import best_values, greedy_slates, optimistic_slates
+from worker.bandit.ordering import greedy_slates, optimistic_slates
 from worker.bandit.planning import Planner
 
 from .beliefs import excluded_arms, lawful, planner_of, probabilities, seeds
@@ -53,15 +53,6 @@ def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(seed, 
         for row in range(3):
             eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
             check_slate(slates[row], chances[row], planner, eligible)
-
-
-@given(seeds, st.integers(1, 6), horizons)
-@lawful
-def test_best_values_are_those_of_the_best_ordered_subsets(seed: int, arms: int, horizon: int) -> None:
-    generator = np.random.default_rng(seed)
-    chances, rewards = generator.random((2, arms)), generator.choice([0.3, 0.7, 1.0, 2.0], arms)
-    for row, value in enumerate(best_values(chances, rewards, horizon)):
-        assert value == pytest.approx(best_value(chances[row], rewards, horizon, range(arms)), abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

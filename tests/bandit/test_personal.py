@@ -156,20 +156,6 @@ def test_laplace_finds_the_maximum_of_the_posterior_and_then_the_strength_of_tas
     np.testing.assert_allclose(whole_matrix(fit.model.precision), matrix.astype(float), rtol=0, atol=1e-8 * scale)
 
 
-@given(tastes(), st.floats(0.3, 3000))
-@lawful
-def test_another_strength_of_tastes_keeps_the_natural_parameters(scene: Tastes, strength: float) -> None:
-    before, after = scene.model, scene.model._with_tastes(strength)
-    assert after.tastes == strength
-    np.testing.assert_allclose(
-        vector(*after.precision.times(*after.coefficients)),
-        vector(*before.precision.times(*before.coefficients)),
-        rtol=1e-8,
-        atol=1e-9,
-    )
-    assert np.array_equal(after.precision.information, before.precision.information)
-
-
 @pytest.mark.parametrize(("size", "bound"), [(1e3, WEAKEST), (1e-12, STRONGEST)])
 def test_the_strength_of_tastes_keeps_to_its_bounds(size: float, bound: float) -> None:
     model = taste(3, 40, np.random.default_rng(1), displayed=4000)
@@ -340,34 +326,10 @@ def test_arrays_of_the_wrong_shape_or_not_finite_are_refused(name: str, how: Any
         PersonalModel.unpack(changed(name, how))
 
 
-@pytest.mark.parametrize(
-    ("name", "how", "message"),
-    [
-        ("tastes", lambda array: -array, "tastes must be above zero"),
-        ("tastes", lambda array: 0 * array, "tastes must be above zero"),
-        ("precision.features", lambda array: 2 * array, "begins with 1"),
-        ("precision.features", lambda array: array[:, :0], "begins with 1"),
-        ("precision.shared", lambda array: -array, "not positive definite"),
-        ("precision.information", lambda array: array - 1e3, "not positive definite"),
-        ("own", lambda array: array[:, :1], "row of d\\+1 numbers"),
-        ("own", lambda array: array.ravel(), "row of d\\+1 numbers"),
-        ("shared", lambda array: array.T, "shared: shape"),
-    ],
-)
-def test_a_version_that_is_no_belief_is_refused_with_its_reason(name: str, how: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        PersonalModel.unpack(changed(name, how))
-
-
 def test_a_shared_precision_that_is_symmetric_up_to_rounding_is_taken() -> None:
     nudged = changed("precision.shared", lambda array: array + np.triu(np.full(array.shape, 1e-13), 1))
     shared = PersonalModel.unpack(nudged).precision.shared
     assert np.array_equal(shared, shared.T)
-
-
-def test_the_personal_model_has_an_intercept() -> None:
-    with pytest.raises(InputError, match="has an intercept"):
-        PersonalModel.prior(dim=1, arms=1, ridge=1.0, intercept=False)
 
 
 # ── additive with an intercept ───────────────────────────────────────────────────────────────────────────────────────

@@ -14,12 +14,12 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ByArm
-from worker.bandit.planning import Planner, optimal_values, values_of_slates
+from worker.bandit.planning import Planner, optimal_values
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
 from .beliefs import excluded_arms, lawful, planner_of, probabilities, seeds
-from .reference import best_value, curve, logistic, slate_value, squared_widths
+from .reference import curve, logistic, slate_value, squared_widths
 
 Floats = NDArray[np.float64]
 
@@ -38,18 +38,6 @@ def backwards(
 
 
 # ── the best slate ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 4))
-@lawful
-def test_the_greedy_plan_is_the_best_of_all_slates(seed: int, dim: int, arms: int, horizon: int) -> None:
-    planner, generator = planner_of(seed, arms, horizon, dim=dim)
-    contexts = generator.normal(size=(3, dim))
-    plan = planner.greedy(contexts)
-    for row, chances in enumerate(probabilities(planner.model, contexts)):
-        best = best_value(chances, planner.rewards, horizon, range(arms), repeats=True)
-        assert plan.continuations[row, 0] == pytest.approx(best, abs=1e-12)
-        assert slate_value(chances, planner.rewards, plan.arms[row]) == pytest.approx(best, abs=1e-12)
 
 
 @given(seeds, st.integers(1, 3), st.integers(1, 60), st.integers(1, 6), st.data())
@@ -217,22 +205,6 @@ def test_a_slate_is_worth_the_same_counted_backwards_and_forwards(seed, arms, ho
         for h in range(horizon):
             rest = [arm for arm in slates[row, h:].tolist() if arm != NO_ARM]
             assert values[row, h] == pytest.approx(slate_value(chances, planner.rewards, rest), abs=1e-13)
-
-
-@given(seeds, st.integers(1, 5), st.integers(1, 4))
-@lawful
-def test_optimal_values_are_those_of_the_best_slates_of_each_length(seed: int, arms: int, horizon: int) -> None:
-    generator = np.random.default_rng(seed)
-    chances, rewards = generator.random((2, arms)), generator.uniform(0.1, 2, arms)
-    values = optimal_values(chances, rewards, horizon)
-    for row in range(2):
-        for h in range(horizon):
-            best = best_value(chances[row], rewards, horizon - h, range(arms), repeats=True)
-            assert values[row, h] == pytest.approx(best, abs=1e-12)
-
-
-def test_the_values_of_no_slates_are_none() -> None:
-    assert values_of_slates(np.zeros((0, 3)), np.zeros((0, 3))).shape == (0, 3)
 
 
 # ── edges ────────────────────────────────────────────────────────────────────────────────────────────────────────────

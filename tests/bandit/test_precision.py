@@ -73,19 +73,6 @@ def test_solve_is_the_dense_solution(scene: Scene) -> None:
 
 @given(scenes())
 @lawful
-def test_times_is_the_dense_product(scene: Scene) -> None:
-    precision = scene.precision
-    vector = scene.generator.normal(size=precision.dim + len(precision.arms))
-    context, arms = precision.times(vector[: precision.dim], vector[precision.dim :])
-    expected = dense_matrix(precision).astype(np.longdouble) @ vector
-    largest = np.abs(dense_matrix(precision)).max()
-    np.testing.assert_allclose(
-        np.concatenate([context, arms]), expected.astype(float), rtol=1e-12, atol=1e-14 * largest
-    )
-
-
-@given(scenes())
-@lawful
 def test_the_covariance_of_a_draw_is_exactly_the_inverse(scene: Scene) -> None:
     precision = scene.precision
     unit = np.eye(precision.dim + len(precision.arms))

@@ -6,7 +6,6 @@ import multiprocessing
 import resource
 import socket
 import statistics
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests.kafka.conftest import address  # noqa: F401 (a fixture)
+from tests.programs import show
 from worker.bench.core import LARGE, MEDIUM, Scene
 from worker.bench.http import RATE, run_load, serve_process
 from worker.bench.processes import ChildProcess
@@ -30,11 +30,6 @@ from worker.stream.events import Arrival
 pytestmark = pytest.mark.thorough
 
 IDLE = 2_000  # connections; the limit of open files of this process is raised to twice as many
-
-
-def show(text: str) -> None:
-    """Write a figure where `pytest -s` shows it."""
-    sys.stdout.write(f"\n{text}")
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +98,7 @@ def test_idle_connections_do_not_slow_serve_down(tmp_path: Path) -> None:
             alone = run_load(serve.url(), 3.0, RATE)
             with ExitStack() as stack:
                 for _ in range(IDLE):
-                    stack.enter_context(socket.create_connection((server.hostname, server.port), timeout=30))
+                    stack.enter_context(socket.create_connection((server.hostname, server.port), timeout=120))
                 beside = run_load(serve.url(), 3.0, RATE)
             assert alone.failed == beside.failed == 0
             ratios.append(beside.p50 / alone.p50)

@@ -55,7 +55,7 @@ def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_pat
         ("[features.user]\nage = 'number'\n", r"\[features\] has no table 'user'"),
         ("[features.context]\nage = 'years'\n", "age must be"),
         ("[features.context]\nage = 'number'\nage = 'number'\n", "not valid TOML"),
-        ("[feature.context]\nage = 'number'\n", "there is no command for the table 'feature'"),
+        ("[feature.context]\nage = 'number'\n", r"unknown table \[feature\]; did you mean features\?"),
     ],
 )
 def test_a_wrong_declaration_is_one_line(tmp_path: Path, text: str, message: str) -> None:
@@ -95,35 +95,70 @@ def test_further_columns_of_a_catalogue_are_features(tmp_path: Path, name: str, 
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.json", '[{"arm": "a", "reward": 1}, {"arm": "b", "reward": 0.5, "active": false}]'),
+        ("x.json", '{"arms": [{"arm": "a", "reward": 1}]}'),
+        ("x.json", '{"a": 1}'),
+        ("x.csv", "arm,reward,active\na,1,true\nb,0.5,no\n"),
+        ("x.csv", "reward,arm\n1,a\n"),
+        ("x.toml", '[[arms]]\narm="a"\nreward=1\n[[arms]]\narm="b"\nreward=0.5\nactive=false\n'),
+        ("x.toml", "[arms]\na = 1\n"),
+    ],
+)
+def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    arms = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.5, active=False))
+    assert read_arms(str(tmp_path / name)) == arms[: 1 + ("0.5" in text)]
+
+
+@pytest.mark.parametrize(
     ("name", "content", "declared", "message"),
     [
+        ("x.json", "{", None, "cannot be read"),
+        ("x.json", "5", None, "must have a list of arms"),
+        ("x.json", "[]", None, "has no arms"),
+        ("x.toml", "arms = 3", None, "must have a list of arms"),
+        ("x.json", '[{"arm": "a"}]', None, "entry 1 has no reward"),
+        ("x.json", '["a"]', None, "must have arm and reward"),
+        ("x.json", '{"a": -1}', None, "reward must be a number above zero"),
+        (
+            "x.json",
+            '{"a": 1e16}',
+            None,
+            r"arm 'a': the reward must be a number above zero, from 1e-12 to 1e\+12, not 1e",
+        ),
+        ("x.json", '{"a": true}', None, "reward must be a number above zero"),
+        ("x.json", '{"a\\u0007": 1}', None, "printable"),
+        (
+            "x.json",
+            '[{"arm":"a","reward":1},{"arm":"b","price":1}]',
+            None,
+            "2 has no reward; if 'price' is meant, rename",
+        ),
+        ("x.csv", "a,1\n", None, "row 1, the header 'a,1' has no arm"),
+        ("x.csv", "id,reward\na,1\n", None, "header 'id,reward' has no arm; if 'id' is meant, rename it to arm"),
+        ("x.csv", "arm,reward,activ\na,1,no\n", None, "if 'activ' is meant, rename it to active"),
+        ("x.csv", "arm,reward\na,much\n", None, "row 2, reward: 'much' is not a number"),
+        ("x.csv", "arm,reward\na,1\nb,\n", None, "row 3, reward: the cell is empty"),
+        ("x.csv", "arm;reward\na;1,5\n", None, "row 2, reward: '1,5' is not a number; write a decimal point"),
+        ("x.csv", "arm,reward\na,1,5\n", None, r"row 2 has more cells than the header; a decimal comma\?"),
+        ("x.csv", "arm,reward\na,1\na,2\n", None, "'a' is listed twice"),
         ("x.csv", "arm,reward,price\na,1,3\n", ADS, "row 2 has no brand, a declared feature of ads"),
         ("x.csv", "arm,reward,price,brand,size\na,1,3,n,L\n", ADS, "row 2, size: this feature is not declared"),
-        (
-            "x.csv",
-            "arm,reward,price,brand\na,1,3,n\nb,1,dear,n\n",
-            ADS,
-            "row 3, price: a number is declared",
-        ),
+        ("x.csv", "arm,reward,price,brand\na,1,3,n\nb,1,dear,n\n", ADS, "row 3, price: 'dear' is not a number"),
         ("x.csv", "arm;reward;price;brand\na;1;3,5;n\n", ADS, "row 2, price: .*write a decimal point, not a comma"),
         ("x.csv", "arm,reward,price,brand\na,1,,n\n", None, "row 2, price: the cell is empty"),
         ("x.csv", "arm,reward,price,price\na,1,3,4\n", None, "row 1: the column 'price' is there twice"),
-        ("x.csv", "arm,reward,price,brand\na,1,nan,n\n", ADS, "row 2, price: a number is declared"),
-        ("x.csv", "arm,reward,x\na,1,nan\nb,1,2\n", None, "row 2, x: must be a finite number, not 'nan'"),
-        ("x.csv", "arm,reward,x\na,1,3\nb,1,-inf\n", None, "row 3, x: must be a finite number, not '-inf'"),
-        (
-            "x.json",
-            '[{"arm":"a","reward":1,"x":1},{"arm":"b","reward":1}]',
-            None,
-            "entry 2 has no x, which",
-        ),
+        ("x.csv", "arm,reward,price,brand\na,1,nan,n\n", ADS, "row 2, price: must be a finite number"),
+        ("x.csv", "arm,reward,x\na,1,3\nb,1,-inf\n", None, "row 3, x: must be a finite number, not -inf"),
+        ("x.json", '[{"arm":"a","reward":1,"x":1},{"arm":"b","reward":1}]', None, "entry 2 has no x, which"),
         ("x.json", '[{"arm":"a","reward":1,"price":"3","brand":"n"}]', ADS, "entry 1, price: a number is declared"),
         ("x.json", '[{"arm":"a","reward":1,"x":null}]', None, "entry 1, x: a feature must be a number or a text"),
-        ("x.json", '[{"arm":"a","reward":1,"x":true}]', None, "entry 1, x: a feature must be a number or a text"),
         ("x.toml", '[[arms]]\narm = "a"\nreward = 1\nx = nan\n', None, "entry 1, x: must be a finite number"),
     ],
 )
-def test_a_catalogue_that_does_not_fit_is_one_line_with_row_and_column(
+def test_a_wrong_catalogue_is_refused_in_one_line_with_row_and_column(
     tmp_path: Path, name: str, content: str, declared: Any, message: str
 ) -> None:
     (tmp_path / name).write_text(content)
@@ -186,10 +221,10 @@ def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: 
     ("features", "message"),
     [
         (["price=7"], "arm 'c' has no brand"),
-        (["price=dear", "brand=n"], "price: a number is declared"),
+        (["price=dear", "brand=n"], "price: 'dear' is not a number"),
         (["price=7", "brand=n", "size=3"], "size: this feature is not declared"),
         (["price=7", "price=8", "brand=n"], "--feature price: the feature is given twice"),
-        (["price"], "must be name=value"),
+        (["price"], "must be NAME=VALUE"),
         ([], "arm 'c' has no"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from worker.cli.main import COMMANDS, load, main
 from worker.cli.options.names import OTHER_VARIABLES
-from worker.cli.options.parser import CommandSpec, Option, boolean, build_parser, integer, number, resolve
+from worker.cli.options.parser import CommandSpec, Option, build_parser, integer, number, resolve
 from worker.errors import InputError
 
 COMMAND = CommandSpec(
@@ -66,6 +66,8 @@ def test_a_repeatable_option_collects_and_a_variable_lists_with_commas() -> None
 def test_a_flag_can_be_turned_off() -> None:
     assert resolved("--no-repeats").repeats is False
     assert resolved(environ={"ADCASCADE_REPEATS": "off"}).repeats is False
+    with pytest.raises(InputError, match="ADCASCADE_REPEATS: must be true or false, not 'perhaps'"):
+        resolved(environ={"ADCASCADE_REPEATS": "perhaps"})
 
 
 @pytest.mark.parametrize(
@@ -94,13 +96,13 @@ def test_the_error_of_a_wrong_value_names_the_allowed_ones(arguments: list[str],
     [
         ("beta = [", "not valid TOML"),
         ("[serve]\nbeat = 1\n", "has no option 'beat'; did you mean beta?"),
-        ("[sreve]\nbeta = 1\n", "no command for the table 'sreve'; did you mean serve?"),
+        ("[sreve]\nbeta = 1\n", r"unknown table \[sreve\]; did you mean serve?"),
         ("betaa = 1\n", "no command has an option 'betaa'; did you mean beta?"),
         ("[ads]\nreword = 1\n", r"\[ads\] has no option 'reword'; did you mean reward?"),
-        ("[ads.ad]\nreward = 1\n", "no action for the table 'ad'; did you mean add?"),
+        ("[ads.ad]\nreward = 1\n", r"unknown table \[ads.ad\]; did you mean ads.add?"),
         ("[ads.add]\nbeta = 1\n", r"\[ads.add\] has no option 'beta'"),
         ("beta = 'x'", "in the config"),
-        (None, "No such file"),
+        (None, "^--config [^ ]*: No such file"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str | None, says: str) -> None:
@@ -144,12 +146,6 @@ def test_every_variable_that_the_project_names_is_an_option_or_listed() -> None:
     options = {option.variable for _, command in EVERY for option in command.options} | {"ADCASCADE_CONFIG"}
     invented = {"ADCASCADE_SERVICE_HOST", "ADCASCADE_PORT", "ADCASCADE_BETAA"}
     assert named - options - invented <= OTHER_VARIABLES
-
-
-def test_a_boolean_has_several_spellings() -> None:
-    assert [boolean(text) for text in ("1", "True", "yes", "ON")] == [True] * 4
-    with pytest.raises(ValueError, match="true or false"):
-        boolean("perhaps")
 
 
 # ── every command ────────────────────────────────────────────────────────────────────────────────────────────────────

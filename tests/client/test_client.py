@@ -5,50 +5,35 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.client.fake import FakeTransport
+from tests.client.fake import FakeTransport, until
 from worker.client import AdDecision, Client, UndeliveredError
 from worker.errors import InputError
 
 SLATE = ("shoes", "hats", "gloves")
 
 
-def with_client(transport: FakeTransport, use: Callable[[Client], Awaitable[None]], **settings: Any) -> None:
-    """Run a test with a client on a transport; an answer that never comes ends the test."""
-
-    async def run() -> None:
-        async with asyncio.timeout(20), Client(transport=transport, **{"timeout": 10, **settings}) as ads:
-            await use(ads)
-
-    asyncio.run(run())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until a condition holds; the time limit is that of the test."""
-    while not condition():  # noqa: ASYNC110 - the test has a deadline
-        await asyncio.sleep(0)
+def client_on(transport: FakeTransport, **settings: Any) -> Client:
+    """Return a client that waits for its answers as long as the test may take."""
+    return Client(transport=transport, **{"timeout": 100, **settings})
 
 
 # ── a session ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_session_goes_through_its_slate_until_a_click() -> None:
+async def test_a_session_goes_through_its_slate_until_a_click() -> None:
     transport = FakeTransport(answers=SLATE)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         first = await ads.arrive([1, 2.5], session_id="s")
         assert (first.arm, first.position, first.origin, first.ended) == ("shoes", 1, "worker", False)
         assert (first.mode, first.propensity, first.value, first.parameters_version) == ("exploit", 1.0, 0.5, 7)
         second = await ads.passed(first)
         assert (second.arm, second.position, second.origin) == ("hats", 2, "slate")
         await ads.clicked(second)
-
-    with_client(transport, use)
     [arrival] = transport.bodies("arrivals")
     assert arrival["session_id"] == "s"
     assert arrival["context"] == [1, 2.5]
@@ -59,8 +44,8 @@ def test_a_session_goes_through_its_slate_until_a_click() -> None:
     assert transport.stopped
 
 
-def test_a_slate_that_is_passed_over_ends_the_session() -> None:
-    async def use(ads: Client) -> None:
+async def test_a_slate_that_is_passed_over_ends_the_session() -> None:
+    async with client_on(FakeTransport(answers=SLATE)) as ads:
         shown = await ads.arrive([1])
         for _ in SLATE:
             assert not shown.ended
@@ -72,52 +57,43 @@ def test_a_slate_that_is_passed_over_ends_the_session() -> None:
         with pytest.raises(InputError, match="no ad"):
             await ads.clicked(shown)
 
-    with_client(FakeTransport(answers=SLATE), use)
 
-
-def test_a_session_without_eligible_ads_has_ended_at_once() -> None:
-    async def use(ads: Client) -> None:
+async def test_a_session_without_eligible_ads_has_ended_at_once() -> None:
+    async with client_on(FakeTransport(answers=())) as ads:
         shown = await ads.arrive([1])
         assert shown.ended
         assert (shown.arm, shown.mode) == (None, "none")
 
-    with_client(FakeTransport(answers=()), use)
 
-
-def test_a_client_that_shows_the_whole_slate_reports_once() -> None:
+async def test_a_client_that_shows_the_whole_slate_reports_once() -> None:
     transport = FakeTransport(answers=SLATE)
     transport.tokens = True
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         shown = await ads.arrive([1])
         await ads.clicked(shown.at(3))
         with pytest.raises(InputError, match="not in the slate"):
             shown.at(5)
-
-    with_client(transport, use)
     [click] = transport.bodies("clicks")
     assert (click["position"], click["arm"], click["token"]) == (3, "gloves", "token-3")
 
 
-def test_feedback_carries_the_token_of_its_display_and_goes_to_the_partition_of_the_decision() -> None:
+async def test_feedback_carries_the_token_of_its_display_and_goes_to_the_partition_of_the_decision() -> None:
     transport = FakeTransport(answers=SLATE)
     transport.tokens = True
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         shown = await ads.passed(await ads.arrive([1], session_id="s"))
         await ads.clicked(shown)
         await ads.report("s", position=2, arm="hats", clicked=True, token="mine")
         await ads.report("stranger", position=1, arm="hats", clicked=True)
-
-    with_client(transport, use)
     assert [click.get("token") for click in transport.bodies("clicks")] == ["token-1", "token-2", "mine", None]
     assert [record.partition for record in transport.sent] == [None, 3, 3, 3, None]
 
 
-def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> None:
+async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> None:
     transport = FakeTransport()
     ahead = AdDecision(session_id="s", arrived_at=2**50, position=1, slate=("a",), origin="worker", partition=0)
-    with_client(transport, lambda ads: ads.clicked(ahead))
+    async with client_on(transport) as ads:
+        await ads.clicked(ahead)
     assert transport.bodies("clicks")[0]["occurred_at"] == 2**50
 
 
@@ -133,45 +109,36 @@ def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> Non
         ({"hour": 7, "device": "phone", "new": True}, {"hour": 7, "device": "phone", "new": True}),
     ],
 )
-def test_a_context_is_numbers_or_named_features(context: Any, sent: Any) -> None:
+async def test_a_context_is_numbers_or_named_features(context: Any, sent: Any) -> None:
     transport = FakeTransport(answers=SLATE)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         await ads.arrive(context, exclude=["hats"])
-
-    with_client(transport, use)
     [arrival] = transport.bodies("arrivals")
     assert (arrival["context"], arrival["exclude"]) == (sent, ["hats"])
 
 
 @pytest.mark.parametrize("context", [[float("nan")], np.array([np.inf]), {"hour": float("-inf")}, [object()]])
-def test_what_json_cannot_hold_is_refused_and_not_sent(context: Any) -> None:
+async def test_what_json_cannot_hold_is_refused_and_not_sent(context: Any) -> None:
     transport = FakeTransport(answers=SLATE)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         with pytest.raises(InputError, match="context"):
             await ads.arrive(context)
-
-    with_client(transport, use)
     assert not transport.sent
 
 
 @pytest.mark.parametrize("session_id", ["", "x" * 129, "a\nb"])
-def test_a_session_id_that_workers_refuse_is_refused_here(session_id: str) -> None:
-    async def use(ads: Client) -> None:
+async def test_a_session_id_that_workers_refuse_is_refused_here(session_id: str) -> None:
+    async with client_on(FakeTransport()) as ads:
         with pytest.raises(InputError, match="session id"):
             await ads.arrive([1], session_id=session_id)
-
-    with_client(FakeTransport(), use)
 
 
 # ── timeouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_without_an_answer_in_time_the_fallback_ads_are_shown_and_never_reported() -> None:
+async def test_without_an_answer_in_time_the_fallback_ads_are_shown_and_never_reported() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, fallback=["house-1", "house-2"]) as ads:
         shown = await ads.arrive([1], session_id="s", within=0.001)
         assert shown.timed_out
         assert not shown.ended
@@ -185,29 +152,23 @@ def test_without_an_answer_in_time_the_fallback_ads_are_shown_and_never_reported
         other = await ads.arrive([1], within=0.001, fallback=["mine"])
         assert other.arm == "mine"
         assert ads.counts.timed_out == 2
-
-    with_client(transport, use, fallback=["house-1", "house-2"])
     assert not transport.bodies("clicks")
 
 
-def test_a_late_decision_follows_the_fallback_ad() -> None:
+async def test_a_late_decision_follows_the_fallback_ad() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, fallback=["house"]) as ads:
         shown = await ads.arrive([1], session_id="s", within=0.001)
         transport.decide("s", 1, SLATE)
         assert ads.counts.late == 1
         shown = await ads.passed(shown)
         assert (shown.arm, shown.position, shown.origin) == ("shoes", 1, "worker")
-
-    with_client(transport, use, fallback=["house"])
     assert not transport.bodies("clicks")
 
 
-def test_a_cancelled_wait_leaves_nothing_behind() -> None:
+async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, most_in_flight=1) as ads:
         task = asyncio.create_task(ads.arrive([1], session_id="s"))
         await until(lambda: transport.sent)
         task.cancel()
@@ -215,18 +176,15 @@ def test_a_cancelled_wait_leaves_nothing_behind() -> None:
             await task
         transport.decide("s", 1, SLATE)
         assert (await ads.arrive([1], session_id="s")).arm == "shoes"
-
-    with_client(transport, use, most_in_flight=1)
     assert len(transport.sent) == 1
 
 
 # ── repeats ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_repeated_decisions_earlier_ones_and_those_of_others_change_nothing() -> None:
+async def test_repeated_decisions_earlier_ones_and_those_of_others_change_nothing() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, prefetch=False) as ads:
         task = asyncio.create_task(ads.arrive([1], session_id="s"))
         await until(lambda: transport.sent)
         transport.decide("another", 1, ("wrong",))
@@ -247,13 +205,10 @@ def test_repeated_decisions_earlier_ones_and_those_of_others_change_nothing() ->
         transport.decide("s", 1, SLATE)
         assert ads.counts.repeated == 3
 
-    with_client(transport, use, prefetch=False)
 
-
-def test_the_same_session_again_is_answered_from_memory_and_once_on_its_way_is_sent_once() -> None:
+async def test_the_same_session_again_is_answered_from_memory_and_once_on_its_way_is_sent_once() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         tasks = [asyncio.create_task(ads.arrive([1], session_id="s")) for _ in range(3)]
         await until(lambda: transport.sent)
         await asyncio.sleep(0)
@@ -262,38 +217,30 @@ def test_the_same_session_again_is_answered_from_memory_and_once_on_its_way_is_s
         assert (await ads.arrive([1], session_id="s")).arm == "shoes"
         with pytest.raises(InputError, match="ids must be unique"):
             await ads.arrive([2], session_id="s")
-
-    with_client(transport, use)
     assert len(transport.sent) == 1
 
 
-def test_a_session_without_an_answer_is_asked_for_again_with_the_same_bytes() -> None:
+async def test_a_session_without_an_answer_is_asked_for_again_with_the_same_bytes() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         assert (await ads.arrive([1], session_id="s", within=0.001)).timed_out
         ads._now = lambda: 5  # another time: as bytes it would be another arrival, and a dead letter
         assert (await ads.arrive([1], session_id="s", within=0.001)).timed_out
-
-    with_client(transport, use)
     first, second = transport.sent
     assert first == second
 
 
-def test_a_session_that_was_clicked_or_exhausted_here_has_ended_when_it_is_asked_for_again() -> None:
-    async def use(ads: Client) -> None:
+async def test_a_session_that_was_clicked_or_exhausted_here_has_ended_when_it_is_asked_for_again() -> None:
+    async with client_on(FakeTransport(answers=SLATE)) as ads:
         await ads.clicked(await ads.arrive([1], session_id="clicked"))
         assert (await ads.arrive([1], session_id="clicked")).ended
         await ads.passed((await ads.arrive([1], session_id="exhausted")).at(3))
         assert (await ads.arrive([1], session_id="exhausted")).ended
 
-    with_client(FakeTransport(answers=SLATE), use)
 
-
-def test_memory_is_bounded_by_number_and_age_but_keeps_those_who_wait() -> None:
+async def test_memory_is_bounded_by_number_and_age_but_keeps_those_who_wait() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, remember=10) as ads:
         waiting = asyncio.create_task(ads.arrive([1], session_id="waits"))
         await until(lambda: transport.sent)
         for number in range(50):
@@ -305,16 +252,13 @@ def test_memory_is_bounded_by_number_and_age_but_keeps_those_who_wait() -> None:
         await ads.arrive([1], session_id="later", within=0.0001)
         assert list(ads._exchange._sessions) == [b"later"]
 
-    with_client(transport, use, remember=10)
-
 
 # ── waiting for every decision ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_without_prefetching_every_decision_is_that_of_a_worker_or_else_the_slate() -> None:
+async def test_without_prefetching_every_decision_is_that_of_a_worker_or_else_the_slate() -> None:
     transport = FakeTransport(answers=SLATE)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, prefetch=False) as ads:
         shown = await ads.arrive([1], session_id="s")
         task = asyncio.create_task(ads.passed(shown))
         await until(lambda: len(transport.sent) == 2)
@@ -325,29 +269,23 @@ def test_without_prefetching_every_decision_is_that_of_a_worker_or_else_the_slat
         assert (shown.arm, shown.origin, shown.mode) == ("gloves", "slate", None)
         assert (await ads.passed(shown)).ended  # no worker answers the last position
 
-    with_client(transport, use, prefetch=False)
 
-
-def test_without_prefetching_a_late_decision_is_waited_for_after_a_fallback_ad() -> None:
+async def test_without_prefetching_a_late_decision_is_waited_for_after_a_fallback_ad() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, prefetch=False, fallback=["house"]) as ads:
         shown = await ads.arrive([1], session_id="s", within=0.001)
         task = asyncio.create_task(ads.passed(shown))
         await asyncio.sleep(0)
         transport.decide("s", 1, SLATE)
         assert (await task).arm == "shoes"
 
-    with_client(transport, use, prefetch=False, fallback=["house"])
-
 
 # ── back-pressure and delivery ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_requests_beyond_the_bound_wait_for_a_place_in_their_order() -> None:
+async def test_requests_beyond_the_bound_wait_for_a_place_in_their_order() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, most_in_flight=2) as ads:
         tasks = [asyncio.create_task(ads.arrive([1], session_id=f"s{number}")) for number in range(5)]
         await until(lambda: len(transport.sent) == 2)
         await asyncio.sleep(0)
@@ -357,13 +295,10 @@ def test_requests_beyond_the_bound_wait_for_a_place_in_their_order() -> None:
             transport.decide(f"s{number}", 1, SLATE)
             assert (await tasks[number]).arm == "shoes"
 
-    with_client(transport, use, most_in_flight=2)
 
-
-def test_a_request_that_finds_no_place_in_time_gets_the_fallback_and_sends_nothing() -> None:
+async def test_a_request_that_finds_no_place_in_time_gets_the_fallback_and_sends_nothing() -> None:
     transport = FakeTransport()
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, most_in_flight=1, fallback=["house"]) as ads:
         waiting = asyncio.create_task(ads.arrive([1], session_id="first"))
         await until(lambda: transport.sent)
         refused = await ads.arrive([1], within=0.001)
@@ -373,28 +308,22 @@ def test_a_request_that_finds_no_place_in_time_gets_the_fallback_and_sends_nothi
         shown = await waiting
         assert shown.arm == "shoes"
         assert (await ads.passed(shown)).arm == "hats"
-
-    with_client(transport, use, most_in_flight=1, fallback=["house"])
     assert len(transport.sent) == 2
 
 
-def test_an_answered_request_keeps_its_place_until_the_brokers_have_its_record() -> None:
+async def test_an_answered_request_keeps_its_place_until_the_brokers_have_its_record() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, most_in_flight=1) as ads:
         await ads.arrive([1])
         assert (await ads.arrive([1], within=0.001)).timed_out
         assert len(transport.sent) == 1
         transport.acknowledge()
         assert not (await ads.arrive([1])).timed_out
 
-    with_client(transport, use, most_in_flight=1)
 
-
-def test_a_click_waits_for_the_brokers_and_a_pass_does_not() -> None:
+async def test_a_click_waits_for_the_brokers_and_a_pass_does_not() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         shown = await ads.passed(await ads.arrive([1]))
         click = asyncio.create_task(ads.clicked(shown))
         await until(lambda: len(transport.sent) == 3)
@@ -404,13 +333,10 @@ def test_a_click_waits_for_the_brokers_and_a_pass_does_not() -> None:
         await click
         await ads.flush()
 
-    with_client(transport, use)
 
-
-def test_what_no_broker_takes_is_reported_for_clicks_and_by_flush_and_counted() -> None:
+async def test_what_no_broker_takes_is_reported_for_clicks_and_by_flush_and_counted() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         shown = await ads.arrive([1])
         for attempt in (ads.clicked(shown), ads.flush(), ads.report("s", position=1, arm="a", clicked=True)):
             task = asyncio.create_task(attempt)
@@ -422,13 +348,10 @@ def test_what_no_broker_takes_is_reported_for_clicks_and_by_flush_and_counted() 
         assert ads.counts.undelivered >= 3
         transport.acknowledge()
 
-    with_client(transport, use)
 
-
-def test_a_session_has_not_ended_by_a_click_that_was_not_delivered() -> None:
+async def test_a_session_has_not_ended_by_a_click_that_was_not_delivered() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport) as ads:
         shown = await ads.arrive([1], session_id="s")
         transport.acknowledge()
         click = asyncio.create_task(ads.clicked(shown))
@@ -438,21 +361,16 @@ def test_a_session_has_not_ended_by_a_click_that_was_not_delivered() -> None:
             await click
         assert await ads.arrive([1], session_id="s") == shown
 
-    with_client(transport, use)
 
-
-def test_feedback_that_finds_no_place_in_time_is_reported() -> None:
+async def test_feedback_that_finds_no_place_in_time_is_reported() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
-
-    async def use(ads: Client) -> None:
+    async with client_on(transport, most_in_flight=1, delivery_timeout=0.001) as ads:
         shown = await ads.arrive([1])
         with pytest.raises(UndeliveredError, match="too many requests"):
             await ads.clicked(shown)
         transport.acknowledge()
         await ads.passed(shown)
         transport.acknowledge()
-
-    with_client(transport, use, most_in_flight=1, delivery_timeout=0.001)
 
 
 # ── the package ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
@@ -41,22 +41,14 @@ class Received(list[Record]):
         return sorted(int(record.value or b"") for record in self)
 
 
-def with_transport(
-    brokers: MockCluster, use: Callable[[KafkaTransport, Received], Awaitable[Any]], **settings: Any
-) -> KafkaTransport:
-    transport = KafkaTransport(brokers.connection, TOPICS, **settings)
-
-    async def run() -> None:
-        received = Received()
-        async with asyncio.timeout(60):
-            await transport.start(received.extend)
-            try:
-                await use(transport, received)
-            finally:
-                await transport.stop()
-
-    asyncio.run(run())
-    return transport
+@asynccontextmanager
+async def connected(brokers: MockCluster, **settings: Any) -> AsyncIterator[tuple[KafkaTransport, Received]]:
+    transport, received = KafkaTransport(brokers.connection, TOPICS, **settings), Received()
+    await transport.start(received.extend)
+    try:
+        yield transport, received
+    finally:
+        await transport.stop()
 
 
 def client_threads() -> list[threading.Thread]:
@@ -67,80 +59,68 @@ def arrival(number: int) -> Keyed:
     return Keyed("arrivals", b"s-%d" % number, b"{}")
 
 
-def test_every_decision_after_the_start_is_received_once_and_none_before_it(brokers: MockCluster) -> None:
+async def test_every_decision_after_the_start_is_received_once_and_none_before_it(brokers: MockCluster) -> None:
     decide(brokers, *range(10))
-
-    async def use(transport: KafkaTransport, received: Received) -> None:
+    async with connected(brokers) as (_transport, received):
         await asyncio.to_thread(decide, brokers, *range(100, 120))
         assert await received.numbers(20) == [*range(100, 120)]
         await asyncio.to_thread(decide, brokers, 120)
         assert await received.numbers(21) == [*range(100, 121)]
 
-    with_transport(brokers, use)
 
-
-def test_records_go_to_the_partition_of_their_key_or_to_the_one_given(brokers: MockCluster) -> None:
-    async def use(transport: KafkaTransport, received: Received) -> None:
+async def test_records_go_to_the_partition_of_their_key_or_to_the_one_given(brokers: MockCluster) -> None:
+    async with connected(brokers) as (transport, _received):
         await asyncio.gather(*(transport.send(arrival(number)) for number in range(40)))
         await transport.send(Keyed("clicks", b"s-1", b"{}", 2))
-
-    with_transport(brokers, use)
     placed = [record.partition for record in brokers.read(TOPICS.arrivals)]
     assert sorted(placed) == sorted(murmur2_partition(b"s-%d" % number, PARTITIONS) for number in range(40))
     assert [record.partition for record in brokers.read(TOPICS.clicks)] == [2]
 
 
-def test_decisions_that_come_while_the_loop_is_busy_are_received_afterwards_in_their_order(
+async def test_decisions_that_come_while_the_loop_is_busy_are_received_afterwards_in_their_order(
     brokers: MockCluster,
 ) -> None:
-    async def use(transport: KafkaTransport, received: Received) -> None:
+    async with connected(brokers) as (_transport, received):
         decide(brokers, *range(30_000))  # blocks the loop
         await received.numbers(30_000)
         for partition in range(PARTITIONS):
             offsets = [record.offset for record in received if record.partition == partition]
             assert offsets == [*range(len(offsets))]
 
-    with_transport(brokers, use)
 
-
-def test_stopping_waits_for_what_is_in_flight_and_leaves_no_thread(brokers: MockCluster) -> None:
+async def test_stopping_waits_for_what_is_in_flight_and_leaves_no_thread(brokers: MockCluster) -> None:
     sent: list[asyncio.Future[None]] = []
-
-    async def use(transport: KafkaTransport, received: Received) -> None:
+    async with connected(brokers) as (transport, _received):
         assert client_threads()
         sent.extend(transport.send(arrival(number)) for number in range(500))
-
-    transport = with_transport(brokers, use)
+    transport = transport
     assert [future.result() for future in sent] == [None] * 500
     assert transport.trouble == "closed"
     assert not client_threads()
 
 
-def test_a_record_after_the_end_is_not_delivered(brokers: MockCluster) -> None:
-    async def use(transport: KafkaTransport, received: Received) -> None:
+async def test_a_record_after_the_end_is_not_delivered(brokers: MockCluster) -> None:
+    async with connected(brokers) as (transport, _received):
         await transport.stop()
         with pytest.raises(UndeliveredError, match="the client is closed"):
             await transport.send(arrival(1))
 
-    with_transport(brokers, use)
 
-
-def test_a_record_that_is_too_large_is_given_up_alone(brokers: MockCluster) -> None:
-    async def use(transport: KafkaTransport, received: Received) -> None:
+async def test_a_record_that_is_too_large_is_given_up_alone(brokers: MockCluster) -> None:
+    async with connected(brokers) as (transport, _received):
         large = transport.send(Keyed("arrivals", b"s", bytes(2 << 20)))
         await transport.send(arrival(1))
         with pytest.raises(UndeliveredError, match="too large"):
             await large
 
-    with_transport(brokers, use)
 
-
-def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_told(
+async def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_told(
     brokers: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("worker.client.kafka._ANSWER_TIMEOUT", 0.2)
 
-    async def use(transport: KafkaTransport, received: Received) -> None:
+    caplog.set_level(logging.WARNING, "worker.client")
+    async with connected(brokers, delivery_timeout=0.5, refresh=0.05) as (transport, _):
         assert transport.trouble is None
         await asyncio.to_thread(brokers.close)
         sent = [transport.send(arrival(number)) for number in range(3)]
@@ -151,9 +131,6 @@ def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_told(
             await asyncio.sleep(0.01)
         assert brokers.connection.servers[0] in transport.trouble
         sent.append(transport.send(arrival(4)))  # and nobody waits for it
-
-    with caplog.at_level(logging.WARNING, "worker.client"):
-        with_transport(brokers, use, delivery_timeout=0.5, refresh=0.05)
     assert not client_threads()
     messages = [record.getMessage() for record in caplog.records]
     assert sum("not delivered" in text for text in messages) >= 2
@@ -164,7 +141,7 @@ def test_the_thread_ends_with_a_loop_that_was_closed_without_a_stop(brokers: Moc
     transport = KafkaTransport(brokers.connection, TOPICS)
     asyncio.run(transport.start(lambda _: None))
     (thread,) = client_threads()
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from tests.deploy.files import DEPLOY, documents
 from tests.programs import needs
-from worker.gateway.metrics import GATEWAY_CATALOGUE
+from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
 from worker.metrics import CATALOGUE
 

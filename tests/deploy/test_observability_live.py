@@ -3,52 +3,31 @@
 from __future__ import annotations
 
 import json
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import urlopen
 
 import pytest
 import yaml
 
 from tests.deploy.test_observability import RULES, dashboard_queries, rule_queries, rules
-from tests.programs import needs
-from worker.gateway.metrics import GATEWAY_CATALOGUE
+from tests.kafka.fleet import page
+from tests.programs import eventually, free_port, needs
+from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
 
-TIMEOUT = 60.0
 #: The demo serves no ads over HTTP.
 ABSENT = tuple(spec.name for spec in (*HTTP_CATALOGUE, *GATEWAY_CATALOGUE))
 
 
 def asked(url: str, **query: str) -> Any:
-    """Query Prometheus; an invalid query returns its error."""
-    try:
-        with urlopen(f"{url}?{urlencode(query)}", timeout=10) as answer:
-            return json.load(answer)
-    except HTTPError as error:
-        with error:
-            return json.load(error)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        try:
-            if found := condition():
-                return found
-        except (URLError, ConnectionError):
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"{condition} did not come true within {TIMEOUT:g} s")
+    """Query Prometheus; an invalid query returns its error, and one before it is up nothing."""
+    status, text = page(f"{url}?{urlencode(query)}")
+    return json.loads(text) if status else None
 
 
 @contextmanager
@@ -59,28 +38,8 @@ def running(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-
-
-def is_ready(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=10) as answer:
-            return bool(answer.status == 200)
-    except HTTPError as error:
-        error.close()
-        return False
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +66,9 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "--log.level=error",
         ):
             url = f"http://{address}/api/v1"
-            until(lambda: is_ready(f"http://{address}/-/ready"))
+            eventually(lambda: page(f"http://{address}/-/ready")[0] == 200, what="Prometheus is ready")
             # Rates need windows that closed between two scrapes.
-            until(lambda: value(url, "min_over_time(adcascade_episodes_closed_total[5s]) > 2 and up offset 5s"))
+            eventually(lambda: value(url, "min_over_time(adcascade_episodes_closed_total[5s]) > 2 and up offset 5s"))
             yield url
 
 
@@ -137,7 +96,7 @@ def test_every_rule_is_evaluated_and_none_fires_on_a_healthy_demo(prometheus):
         found = [rule for group in groups for rule in group["rules"]]
         return found if all(rule["health"] != "unknown" for rule in found) else None
 
-    found = until(evaluated)
+    found = eventually(evaluated)
     assert {rule["name"] for rule in found} == {rule["alert"] for rule in rules()}
     assert [rule["lastError"] for rule in found if rule["health"] != "ok"] == []
     assert [rule["name"] for rule in found if rule["state"] == "firing"] == []

@@ -15,7 +15,6 @@ import orjson
 import pytest
 
 from worker.embedded.runner import Embedded
-from worker.stream.contexts import Standardisation
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -159,11 +158,3 @@ def test_contexts_by_name_learn_like_contexts_with_standardised_numbers() -> Non
     beforehand = scaled(world, named.last)
     assert np.array_equal(np.array(beforehand)[:, 2:], world.raw[:, 2:])  # marks stay as they are
     assert alike(named, served(world, beforehand, standardise=False)) > 0.99
-
-
-def test_on_the_scale_on_which_they_come_the_same_contexts_teach_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World.of(1)
-    standard = served(world, world.standard.tolist(), standardise=False)
-    unscaled = Standardisation(centre=np.zeros(6), scale=np.ones(6))
-    monkeypatch.setattr(Standardisation, "estimate", lambda *_: unscaled)
-    assert served(world, world.raw.tolist()).revenue < 0.96 * standard.revenue

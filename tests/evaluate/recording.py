@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import orjson
 
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.evaluate.planning import Assembled
@@ -17,8 +15,6 @@ from worker.logs.format import LogWriter
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import TIDY, Habits
 from worker.stream.settings import LearningSettings
-
-Line = dict[str, Any]
 
 
 class Chancy(DemoSettings, frozen=True, kw_only=True):
@@ -71,12 +67,3 @@ def true_value(demo: Demo, assembled: Assembled) -> float:
             value = (1 - habits.leaving) * stay[slates[:, h]] * ahead
         total += float(value.mean())
     return (1 - habits.silent) * total / len(sessions.target_slates)
-
-
-def lines_of(path: Path) -> list[Line]:
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def write(path: Path, lines: Iterable[Line]) -> str:
-    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-    return str(path)

@@ -17,7 +17,7 @@ from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import EpsilonGreedy, greedy_arms, random_slates
 from worker.evaluate.estimators import METHODS, Estimate
-from worker.evaluate.model import CrossFit, FittedModel, ModelForm, cross_fit
+from worker.evaluate.model import CrossFit, FittedModel, cross_fit
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.support import Support
 from worker.simulation.environments import Environment, make_environment
@@ -102,7 +102,7 @@ class Scene:
         """Sessions of some kinds of users."""
         rewards, count = self.world().rewards, len(kinds)
         last = slates[np.arange(count), np.maximum(displayed - 1, 0)]
-        excluded = tuple(self.excluded()[kind] for kind in kinds.tolist())
+        excluded = np.array([out or (NO_ARM,) for out in self.excluded()])[kinds]
         return Sessions(
             contexts=self.contexts()[kinds],
             slates=slates,
@@ -113,7 +113,7 @@ class Scene:
             prices=rewards[None],
             active=np.ones((1, self.arms), dtype=bool),
             period=np.zeros(count, dtype=np.intp),
-            excluded=excluded if self.excluding else (),
+            excluded=excluded,
             **self.rules(kinds),
             target_slates=target_slates,
             drawn=drawn,
@@ -212,12 +212,15 @@ def weighted(sessions: Sessions) -> Support:
     return Support(sessions=sessions, weights=np.divide(*chances), counts=ones, effective=(), clicks=(), beyond=0.0)
 
 
-PLAIN = ModelForm(name="additive", intercept=False)
-PERSONAL = ModelForm(name="personal")
-
-
-def fitted(sessions: Sessions, seed: int | np.random.Generator = 0, model: ModelForm = PLAIN) -> CrossFit:
-    return cross_fit(sessions, model=model, generator=np.random.default_rng(seed))
+def fitted(
+    sessions: Sessions, seed: int | np.random.Generator = 0, *, personal: bool = False, features: Floats | None = None
+) -> CrossFit:
+    """Fit additive click models, or personal ones."""
+    dim, arms = sessions.contexts.shape[1], sessions.prices.shape[1]
+    prior: ClickModel = AdditiveModel.prior(dim=dim, arms=arms, ridge=0.1)
+    if personal:
+        prior = PersonalModel.prior(dim=dim, arms=arms, ridge=1.0, features=features)
+    return cross_fit(sessions, prior=prior, generator=np.random.default_rng(seed))
 
 
 def any_model(scene: Scene, seed: int) -> FittedModel:

@@ -8,9 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from worker.bandit.arrays import Floats
 from worker.evaluate.estimators import METHODS, DoublyRobust, Estimate, InversePropensity
+from worker.evaluate.intervals import interval, student_quantile
 from worker.evaluate.model import CrossFit
 
 from .scenes import Scene, any_model, fitted, scenes, seeds, weighted
@@ -34,7 +36,8 @@ def test_the_expectation_of_inverse_propensity_is_the_truth(scene: Scene) -> Non
 def test_the_expectation_of_doubly_robust_is_the_truth_for_any_model(scene: Scene, seed: int) -> None:
     sessions, chances = scene.every_session()
     wrong = any_model(scene, seed)
-    fit = CrossFit(folds=np.zeros(len(sessions), dtype=np.intp), models=(wrong,), whole=wrong, clicks=0)
+    fold = np.zeros(len(sessions), dtype=np.intp)
+    fit = CrossFit(folds=fold, models=(wrong,), whole=wrong, clicks=0, chances=np.zeros(sessions.slates.shape))
     value = DoublyRobust().value(weighted(sessions), sessions, fit)
     assert (chances * (value.value + value.influence)).sum() == pytest.approx(scene.truth(), rel=1e-9)
 
@@ -103,17 +106,6 @@ def test_doubly_robust_uses_the_model_at_positions_without_support() -> None:
     assert coverage(runs, scene.truth()) >= 0.85
 
 
-def test_an_average_over_whole_matching_sessions_is_biased() -> None:
-    """Therefore replay goes position by position: a session with an early click has less to match."""
-    scene, generator = Scene(), np.random.default_rng(2)
-    naive = []
-    for _ in range(60):
-        sessions = scene.log(1500, generator)
-        same = (sessions.slates == sessions.target.best) | ~sessions.reached
-        naive.append(sessions.earned[same.all(axis=1)].mean())
-    assert np.mean(naive) > scene.truth() + 10 * np.std(naive) / np.sqrt(len(naive))
-
-
 @pytest.mark.parametrize("method", ["ips", "snips"])
 def test_a_target_that_served_the_log_has_the_revenue_of_the_log(method: str) -> None:
     sessions = Scene(share=0.0).log(500, np.random.default_rng(0))
@@ -124,3 +116,54 @@ def test_a_target_that_served_the_log_has_the_revenue_of_the_log(method: str) ->
     assert found.difference is not None
     assert found.difference.error == pytest.approx(0, abs=1e-12)
     assert found.matching == 500
+
+
+# ── intervals of means over sessions ─────────────────────────────────────────────────────────────────────────────────
+
+# From tables of Student's t.
+TABLE = [(0.975, 5, 2.5706), (0.975, 10, 2.2281), (0.95, 20, 1.7247), (0.995, 30, 2.7500), (0.975, 1e9, 1.9600)]
+
+
+@pytest.mark.parametrize(("probability", "freedom", "expected"), TABLE)
+def test_quantiles_are_those_of_the_table(probability: float, freedom: float, expected: float) -> None:
+    assert student_quantile(probability, freedom) == pytest.approx(expected, abs=5e-3)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=50), st.floats(0.5, 0.999))
+def test_the_estimate_lies_in_its_interval_and_more_confidence_is_wider(values: list[float], confidence: float) -> None:
+    influence = np.array(values) - np.mean(values)
+    found = interval(1.0, influence, confidence=confidence)
+    wider = interval(1.0, influence, confidence=confidence + (1 - confidence) / 2)
+    assert wider.low <= found.low <= 1.0 + 1e-9 <= found.high + 2e-9
+    assert found.high <= wider.high
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=50), st.floats(0.1, 10))
+def test_units_do_not_matter(values: list[float], unit: float) -> None:
+    influence = np.array(values) - np.mean(values)
+    one, other = interval(1.0, influence, confidence=0.9), interval(unit, unit * influence, confidence=0.9)
+    assert other.high == pytest.approx(unit * one.high, rel=1e-6, abs=1e-9)
+
+
+def test_sessions_that_are_all_alike_leave_no_doubt() -> None:
+    found = interval(2.0, np.zeros(10), confidence=0.95, beyond=0.5)
+    assert (found.low, found.high, found.error) == (2.0, 2.5, 0.0)
+
+
+def test_other_uncertainty_adds_to_the_variance() -> None:
+    influence = np.array([-1.0, 1.0] * 50)
+    alone, more = (interval(0.0, influence, confidence=0.95, extra=extra) for extra in (0.0, 3 * 1 / 99))
+    assert more.error == pytest.approx(2 * alone.error)
+
+
+def test_rare_large_amounts_are_covered_where_a_symmetric_interval_fails() -> None:
+    """One session in fifty earns, and what it earns varies: the usual interval misses above far more often."""
+    generator = np.random.default_rng(0)
+    truth, missed, usual = 0.02 * 2.0, 0, 0
+    for _ in range(1000):
+        values = np.where(generator.random(800) < 0.02, generator.exponential(2.0, 800), 0.0)
+        mean = float(values.mean())
+        found = interval(mean, values - mean, confidence=0.95)
+        missed += not found.low <= truth <= found.high
+        usual += abs(mean - truth) > 1.96 * values.std() / np.sqrt(800)
+    assert missed <= 80 < usual

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 
 from worker.bandit.additive import INTERCEPT_PRECISION
 from worker.bandit.personal import PersonalModel
 from worker.errors import FailedError, InputError
 from worker.evaluate import evaluation as module
-from worker.evaluate.estimators import METHODS, Estimate
+from worker.evaluate.estimators import Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.logged import BEYOND, NO_VERSION, OPEN, UNCERTAIN
-from worker.evaluate.planning import CONTRADICTS, Assembled
+from worker.evaluate.logged import BEYOND, CONTRADICTS, NO_VERSION, OPEN, UNCERTAIN
+from worker.evaluate.planning import Assembled
 from worker.evaluate.targets import Change, align, fold_again
 from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
@@ -30,7 +28,20 @@ from worker.stream.settings import Arm
 from worker.stream.topology import Topics
 from worker.stream.version_records import encode_parameters
 
-from .recording import Line, lines_of, record, true_value, write
+from ..replay.logs import (
+    Document,
+    change,
+    decision,
+    journal,
+    lines_of,
+    of,
+    payload,
+    recorded_hashes,
+    version,
+    without,
+    write,
+)
+from .recording import record, true_value
 
 # One log is one draw: at this confidence, a right interval does not miss.
 SURE = 0.9999
@@ -53,7 +64,7 @@ def log(recorded: tuple[Demo, Path]) -> str:
 
 
 @pytest.fixture
-def lines(recorded: tuple[Demo, Path]) -> list[Line]:
+def lines(recorded: tuple[Demo, Path]) -> list[Document]:
     return lines_of(recorded[1])
 
 
@@ -142,10 +153,8 @@ def test_ties_with_a_threshold_are_broken_by_the_session(tmp_path: Path, assembl
     path = tmp_path / "log.jsonl"
     record(path, policy="aucbbp", random_share=0.0, episodes=6)
     tied = lines_of(path)
-    for line in tied:
-        if line["topic"] == "ads.parameters":
-            version = decode_parameters(line["payload"].encode())
-            line["payload"] = encode_parameters(replace(version, ties=(0.5,) * 2)).decode()
+    for line in of(tied, "parameters"):
+        line["payload"] = encode_parameters(replace(parameters_of(line), ties=(0.5,) * 2)).decode()
     evaluation = evaluate_log(write(path, tied), Change(), methods=["direct"])
     assert by_method(evaluation)["direct"].refused is None
     again = evaluate_log(str(path), Change(), methods=["direct"])
@@ -177,17 +186,10 @@ def test_a_worse_policy_is_recognised(log: str) -> None:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_order_and_repetition_of_lines_change_nothing(log: str, lines: list[Line], tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    mingled = [lines[i] for i in generator.permutation(len(lines))] + lines[: len(lines) // 3]
-    change = Change(settings={"policy": "greedy"})
-    assert evaluate_log(write(tmp_path / "log.jsonl", mingled), change) == evaluate_log(log, change)
-
-
-def test_a_log_without_a_journal_gives_the_same(log: str, lines: list[Line], tmp_path: Path) -> None:
-    change = Change(settings={"policy": "greedy"})
-    without = [line for line in lines if line["topic"] != "ads.journal"]
-    assert evaluate_log(write(tmp_path / "log.jsonl", without), change) == evaluate_log(log, change)
+def test_a_log_without_a_journal_gives_the_same(log: str, lines: list[Document], tmp_path: Path) -> None:
+    target = Change(settings={"policy": "greedy"})
+    unjournaled = without(lines, "journal")
+    assert evaluate_log(write(tmp_path / "log.jsonl", unjournaled), target) == evaluate_log(log, target)
 
 
 def test_every_session_is_evaluated_or_left_out_with_a_reason(demo: Demo, log: str) -> None:
@@ -198,111 +200,71 @@ def test_every_session_is_evaluated_or_left_out_with_a_reason(demo: Demo, log: s
     )
 
 
-def changed(line: Line, **fields: Any) -> Line:
-    return {**line, "payload": orjson.dumps({**orjson.loads(line["payload"]), **fields}).decode()}
+def contradict(lines: list[Document]) -> None:
+    """A decision has another propensity than its version gives it."""
+    change(decision(lines, 1), propensity=0.9)
 
 
-def test_a_session_that_contradicts_its_version_is_left_out(lines: list[Line], tmp_path: Path) -> None:
-    """Two decisions have another propensity than their version gives them."""
-    first = [
-        i for i, line in enumerate(lines) if line["topic"] == "ads.decisions" and '"position":1' in line["payload"]
-    ]
-    for i in first[:2]:
-        lines[i] = changed(lines[i], propensity=0.9)
+def open_again(lines: list[Document]) -> None:
+    """A session is opened with two slates."""
+    again = {**journal(lines, "opened")[0], "offset": 10**6}
+    slate = payload(again)["slate"]
+    change(again, slate=[next(arm for arm in ("ad-1", "ad-2") if arm != slate[0]), *slate[1:]])
+    lines.append(again)
+
+
+def doubt(lines: list[Document]) -> None:
+    change(journal(lines, "opened")[0], uncertain=True)
+
+
+@pytest.mark.parametrize(("spoil", "reason"), [(contradict, CONTRADICTS), (open_again, UNCERTAIN), (doubt, UNCERTAIN)])
+def test_a_session_that_cannot_be_used_is_left_out(lines, tmp_path, spoil, reason) -> None:
+    spoil(lines)
     evaluation = evaluate_log(write(tmp_path / "log.jsonl", lines), Change())
-    assert evaluation.left_out[CONTRADICTS] == 2
+    assert evaluation.left_out[reason] == 1
 
 
-def test_a_session_opened_with_several_slates_is_left_out(lines: list[Line], tmp_path: Path) -> None:
-    opened = next(line for line in lines if line["topic"] == "ads.journal" and '"opened"' in line["payload"])
-    slate = orjson.loads(opened["payload"])["slate"]
-    other = next(arm for arm in ("ad-1", "ad-2", "ad-3") if arm != slate[0])
-    again = changed({**opened, "offset": 10**6}, slate=[other, *slate[1:]])
-    evaluation = evaluate_log(write(tmp_path / "log.jsonl", [*lines, again]), Change())
-    assert evaluation.left_out[UNCERTAIN] == 1
-
-
-def test_a_session_that_is_marked_as_uncertain_is_left_out(lines: list[Line], tmp_path: Path) -> None:
-    at = next(i for i, line in enumerate(lines) if line["topic"] == "ads.journal" and '"opened"' in line["payload"])
-    lines[at] = changed(lines[at], uncertain=True)
+def test_sessions_of_a_version_that_is_not_in_the_log_are_left_out(lines: list[Document], tmp_path: Path) -> None:
+    served = {
+        payload(line)["session_id"] for line in of(lines, "decisions") if payload(line)["parameters_version"] == 7
+    }
+    lines.remove(version(lines, 7))
     evaluation = evaluate_log(write(tmp_path / "log.jsonl", lines), Change())
-    assert evaluation.left_out[UNCERTAIN] == 1
+    assert evaluation.left_out[NO_VERSION] == len(served) > 0
 
 
-def test_sessions_of_a_version_that_is_not_in_the_log_are_left_out(lines: list[Line], tmp_path: Path) -> None:
-    served = Counter(
-        orjson.loads(line["payload"])["parameters_version"]
-        for line in lines
-        if line["topic"] == "ads.journal" and '"opened"' in line["payload"]
-    )
-    kept = [
-        line
-        for line in lines
-        if not (line["topic"] == "ads.parameters" and orjson.loads(line["payload"])["version"] == 7)
-    ]
-    evaluation = evaluate_log(write(tmp_path / "log.jsonl", kept), Change())
-    assert evaluation.left_out[NO_VERSION] == served[7] > 0
-
-
-def test_a_log_without_parameters_or_without_sessions_is_refused(lines: list[Line], tmp_path: Path) -> None:
-    parameters = [line for line in lines if line["topic"] == "ads.parameters"]
-    others = [line for line in lines if line["topic"] != "ads.parameters"]
+def test_a_log_without_parameters_or_without_sessions_is_refused(lines: list[Document], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no parameters"):
-        evaluate_log(write(tmp_path / "log.jsonl", others), Change())
+        evaluate_log(write(tmp_path / "log.jsonl", without(lines, "parameters")), Change())
     with pytest.raises(FailedError, match="no session"):
-        evaluate_log(write(tmp_path / "log.jsonl", parameters), Change())
+        evaluate_log(write(tmp_path / "log.jsonl", of(lines, "parameters")), Change())
 
 
 # ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def read(log: str) -> Iterator[OrderedLog]:
-    with OrderedLog(Topics(), Findings()) as found:
-        found.read(log)
-        yield found
+def test_folding_again_without_a_change_gives_the_recorded_versions(log: str, lines: list[Document]) -> None:
+    with OrderedLog(Topics(), Findings()) as read:
+        read.read(log)
+        assert {number: made.sha256 for number, made in fold_again(read, {}).items()} == recorded_hashes(lines)
 
 
-def test_folding_again_without_a_change_gives_the_recorded_versions(read: OrderedLog, lines: list[Line]) -> None:
-    recorded = {
-        version["version"]: version["sha256"]
-        for version in (orjson.loads(line["payload"]) for line in lines if line["topic"] == "ads.parameters")
-    }
-    assert {version.version: version.sha256 for version in fold_again(read, {})} == recorded
-
-
-def test_another_estimator_gives_other_versions(read: OrderedLog, demo: Demo) -> None:
-    versions = fold_again(read, {"estimator": "paper"})
-    assert versions[-1].version == demo.parameters.version
-    assert versions[-1].settings.estimator == "paper"
-    assert versions[-1].model.norm < demo.parameters.model.norm
-
-
-def test_folding_again_needs_the_whole_journal(lines: list[Line], tmp_path: Path) -> None:
-    kept = [line for line in lines if not (line["topic"] == "ads.journal" and line["offset"] == 50)]
-    path = write(tmp_path / "log.jsonl", kept)
+def test_folding_again_needs_the_whole_journal(lines: list[Document], tmp_path: Path) -> None:
+    lines.remove(of(lines, "journal")[50])
+    path = write(tmp_path / "log.jsonl", lines)
     with pytest.raises(FailedError, match="lacks its offset 50"):
         evaluate_log(path, Change(settings={"estimator": "newton"}))
     assert by_method(evaluate_log(path, Change(settings={"policy": "greedy"})))["snips"].refused is None
 
 
-def test_folding_again_needs_version_zero(lines: list[Line], tmp_path: Path) -> None:
-    kept = [line for line in lines if line["topic"] != "ads.parameters" or orjson.loads(line["payload"])["version"] > 0]
+def test_folding_again_needs_version_zero(lines: list[Document], tmp_path: Path) -> None:
+    kept = [line for line in lines if line["topic"] != "ads.parameters" or payload(line)["version"] > 0]
     with pytest.raises(FailedError, match="version 0"):
         evaluate_log(write(tmp_path / "log.jsonl", kept), Change(settings={"policy": "aucbbp"}))
 
 
-def parameters_of(lines: list[Line], version: int) -> Parameters:
-    records = [line["payload"] for line in lines if line["topic"] == "ads.parameters"]
-    return next(p for p in (decode_parameters(record.encode()) for record in records) if p.version == version)
-
-
-def test_given_parameters_are_evaluated_on_the_warmup_too(lines: list[Line], log: str) -> None:
-    given = parameters_of(lines, 15)
-    evaluation = evaluate_log(log, Change(settings={"policy": "greedy"}, parameters=given))
-    as_served = evaluate_log(log, Change(settings={"policy": "greedy"}))
-    assert evaluation.served.sessions == as_served.served.sessions + as_served.warmup
-    assert any("overestimated" in note for note in evaluation.notes)
+def parameters_of(line: Document) -> Parameters:
+    return decode_parameters(line["payload"].encode())
 
 
 def test_a_shorter_horizon_earns_less(log: str) -> None:
@@ -316,19 +278,9 @@ def test_a_shorter_horizon_earns_less(log: str) -> None:
         assert short[method].positions == 1
 
 
-def test_without_chance_the_model_alone_has_an_answer(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    record(path, random_share=0.0, users=15, episodes=12)
-    evaluation = evaluate_log(str(path), Change(settings={"policy": "myopic-ucb", "beta": 0.0}))
-    found = by_method(evaluation)
-    assert {method for method in METHODS if found[method].refused is None} == {"direct"}
-    assert found["direct"].sessions > found["ips"].sessions == evaluation.warmup > 0
-    assert any("random_share" in note for note in evaluation.notes)
-
-
 def test_the_same_seed_gives_the_same_answer(log: str) -> None:
-    change = Change(settings={"policy": "epsilon-greedy"})
-    one, again, other = (evaluate_log(log, change, seed=seed) for seed in (3, 3, 4))
+    target = Change(settings={"policy": "epsilon-greedy"})
+    one, again, other = (evaluate_log(log, target, seed=seed) for seed in (3, 3, 4))
     assert asdict(one) == asdict(again)
     assert by_method(one)["dr"] != by_method(other)["dr"]
 
@@ -336,9 +288,9 @@ def test_the_same_seed_gives_the_same_answer(log: str) -> None:
 # ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_removed_arms_are_integrated_out(lines: list[Line]) -> None:
+def test_removed_arms_are_integrated_out(lines: list[Document]) -> None:
     """The belief about the others stays the same, and new ones are at the base rate."""
-    newest = parameters_of(lines, 15)
+    newest = parameters_of(version(lines, 15))
     model, settings = newest.model, replace(newest.settings, ridge=2.0)
     arms = [Arm(arm=name, reward=1.0) for name in ("a", "b", "c")]
     aligned = align(model, arms, [arms[2], Arm(arm="new", reward=1.0), arms[0]], settings=settings)
@@ -355,13 +307,12 @@ def test_where_a_share_is_journaled_the_other_topics_have_the_rest(tmp_path: Pat
     path = tmp_path / "log.jsonl"
     demo = record(path, policy="aucbbp", learn_at_most=40)
     assert demo.embedded.tally.unjournaled > 0
-    change, whole = Change(settings={"policy": "greedy"}), lines_of(path)
-    everything = evaluate_log(str(path), change)
+    target, whole = Change(settings={"policy": "greedy"}), lines_of(path)
+    everything = evaluate_log(str(path), target)
     counted = everything.served.sessions + everything.warmup + sum(everything.left_out.values())
     assert counted == demo.embedded.tally.opened
-    kept = ("ads.journal", "ads.parameters")
-    journal = [line for line in whole if line["topic"] in kept]
-    sample = evaluate_log(write(tmp_path / "journal.jsonl", journal), change, confidence=SURE)
+    journaled = of(whole, "journal", "parameters")
+    sample = evaluate_log(write(tmp_path / "journal.jsonl", journaled), target, confidence=SURE)
     assert sample.left_out[BEYOND] > 0
     assert any("a share of the sessions only" in note for note in sample.notes)
     low, high = sample.served.revenue.low, sample.served.revenue.high

@@ -15,10 +15,10 @@ from worker.bandit.arrays import Floats, Ints
 from worker.bandit.click_model import ClickModel
 from worker.bandit.personal import PersonalModel
 from worker.evaluate.estimators import METHODS
-from worker.evaluate.model import FittedModel, ModelForm, answer_leverage, model_error, slate_values
+from worker.evaluate.model import FittedModel, answer_leverage, model_error, slate_values
 from worker.evaluate.support import LEAST_CLICKS, Unsupported
 
-from .scenes import PERSONAL, PLAIN, Scene, any_model, fitted, seeds
+from .scenes import Scene, any_model, fitted, seeds
 
 
 def test_a_model_needs_clicks() -> None:
@@ -121,10 +121,10 @@ def test_leaving_is_learned_by_ad_and_position() -> None:
 def test_the_model_has_tastes_and_features_of_ads_if_serving_has() -> None:
     sessions = Scene(arms=4).log(400, np.random.default_rng(0))
     features = np.array([[0.0], [1.0], [0.0], [1.0]])
-    described = fitted(sessions, model=ModelForm(name="personal", features=features)).whole.clicks
+    described = fitted(sessions, personal=True, features=features).whole.clicks
     assert isinstance(described, PersonalModel)
     np.testing.assert_array_equal(described.precision.features[:, 1:], features)
-    assert fitted(sessions, model=PERSONAL).whole.clicks != described
+    assert fitted(sessions, personal=True).whole.clicks != described
 
 
 def test_the_error_of_later_positions_is_smaller() -> None:
@@ -136,9 +136,9 @@ def test_the_error_of_later_positions_is_smaller() -> None:
 
 
 @pytest.mark.parametrize("leaving", [0.0, 0.3])
-@pytest.mark.parametrize("model", [PLAIN, PERSONAL], ids=["additive", "personal"])
-def test_the_influences_of_all_sessions_sum_to_the_variance(model: ModelForm, leaving: float) -> None:
+@pytest.mark.parametrize("personal", [False, True], ids=["additive", "personal"])
+def test_the_influences_of_all_sessions_sum_to_the_variance(personal: bool, leaving: float) -> None:
     """The information of the displays, and the spread of their contributions, give the same variance."""
     sessions = Scene(arms=4, horizon=3, leaving=leaving, choosy=True).log(4000, np.random.default_rng(0))
-    error = model_error(fitted(sessions, model=model), sessions)
+    error = model_error(fitted(sessions, personal=personal), sessions)
     assert (error.pulls**2).sum() == pytest.approx(error.variance, rel=0.1)

@@ -39,30 +39,6 @@ def test_the_probability_of_a_slate_is_its_propensity_in_serving(seed: int, repe
     np.testing.assert_allclose(rule.steps(drawn.arms, eligible), drawn.propensities, rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
-@given(scenes)
-def test_weights_of_fewer_displays_vary_less(scene: Scene) -> None:
-    """Weights of the whole slate, of the displays up to the click, and of these with the lottery averaged out."""
-    sessions, chances = scene.every_session()
-    found = weighted(sessions)
-    rewards = found.sessions.rewards
-    by_decision = (found.weights * rewards).sum(axis=1)
-    whole_slate = (found.weights[:, -1:] * rewards).sum(axis=1)
-    mean = (chances * by_decision).sum()
-    assert (chances * whole_slate).sum() == pytest.approx(mean)
-    assert (chances * by_decision**2).sum() <= (chances * whole_slate**2).sum() * (1 + 1e-9)
-    # The drawn sessions alone: a slate was drawn with its probability under the uniform part of the lottery.
-    uniformly = replace(sessions.served, uniform=np.ones(len(sessions)))
-    served, target, uniform = (
-        np.take_along_axis(rule.chances(sessions.slates, sessions.eligible), sessions.displayed[:, None] - 1, axis=1)[
-            :, 0
-        ]
-        for rule in (sessions.served, sessions.target, uniformly)
-    )
-    squares = (target / uniform / scene.share * sessions.earned) ** 2
-    assert (chances * by_decision**2).sum() <= (chances * uniform * scene.share / served * squares).sum() * (1 + 1e-9)
-
-
 @pytest.mark.parametrize(
     ("scene", "count", "method", "reason"),
     [

@@ -24,7 +24,7 @@ def test_newer_versions_are_adopted_and_older_ones_and_garbage_are_not() -> None
     async def run(brokers: MockCluster) -> None:
         model = PublishedModel(brokers.connection, TOPICS, lambda version: adopted.append(version.version))
         assert model.version == -1
-        async with asyncio.timeout(60), model.following():
+        async with asyncio.timeout(300), model.following():
             for value in (versions[1], b"no version", versions[0], versions[2]):
                 record = value if isinstance(value, bytes) else encode_parameters(value)
                 await asyncio.to_thread(brokers.write, TOPICS.parameters, [record])

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.client.fake import FakeTransport, decision
+from tests.client.fake import FakeTransport, decision, until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
-from worker.gateway.metrics import GATEWAY_CATALOGUE, GatewayMetrics
 from worker.gateway.model import PublishedModel
+from worker.gateway.run import GATEWAY_CATALOGUE, GatewayMetrics
 from worker.gateway.service import KafkaAdService
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
 from worker.kafka.connection import Connection
@@ -59,25 +60,12 @@ class Gateway:
         return asyncio.get_running_loop().time() + within
 
 
-def with_gateway(
-    use: Callable[[Gateway], Awaitable[None]], transport: FakeTransport | None = None, **settings: Any
-) -> FakeTransport:
-    transport = transport or FakeTransport(answers=SLATE)
-
-    async def run() -> None:
-        gateway = Gateway(transport, **settings)
-        gateway.model.adopt(parameters())
-        await gateway.exchange.start()
-        async with asyncio.timeout(30):
-            await use(gateway)
-
-    asyncio.run(run())
-    return transport
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - the test has a deadline
-        await asyncio.sleep(0)
+@asynccontextmanager
+async def gateway_on(transport: FakeTransport | None = None, **settings: Any) -> AsyncIterator[Gateway]:
+    gateway = Gateway(transport or FakeTransport(answers=SLATE), **settings)
+    gateway.model.adopt(parameters())
+    await gateway.exchange.start()
+    yield gateway
 
 
 def shown(answer: Answer) -> dict[str, Any]:
@@ -87,22 +75,20 @@ def shown(answer: Answer) -> dict[str, Any]:
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_arrival_is_answered_with_the_bytes_of_the_worker_and_only_once() -> None:
-    async def use(gateway: Gateway) -> None:
+async def test_an_arrival_is_answered_with_the_bytes_of_the_worker_and_only_once() -> None:
+    async with gateway_on() as gateway:
         first = await gateway.arrive()
         assert first.body() == decision("s", 1, SLATE)
         assert await gateway.arrive(context="[1.0, 2e0]") == first  # the same numbers
         assert await gateway.service.session("s") == first
         assert await gateway.service.session("another") is None
-
-    transport = with_gateway(use)
+    transport = gateway.transport
     assert [record.value for record in transport.sent] == [b'{"session_id":"s","occurred_at":2000,"context":[1,2]}']
 
 
-def test_a_pass_is_answered_with_the_next_decision_and_a_click_with_the_end() -> None:
+async def test_a_pass_is_answered_with_the_next_decision_and_a_click_with_the_end() -> None:
     transport = FakeTransport(answers=SLATE)
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport) as gateway:
         await gateway.arrive()
         task = asyncio.create_task(gateway.feedback(1, "cap"))
         await until(lambda: len(transport.sent) == 2)
@@ -112,23 +98,19 @@ def test_a_pass_is_answered_with_the_next_decision_and_a_click_with_the_end() ->
         assert await gateway.feedback(2, "shoe", True) == end
         assert await gateway.feedback(2, "shoe", True) == end  # again
         assert await gateway.arrive() == await gateway.service.session("s") == end
-
-    with_gateway(use, transport)
     assert {record.partition for record in transport.sent[1:]} == {3}
 
 
-def test_the_pass_of_the_last_ad_ends_the_session_without_a_decision() -> None:
-    async def use(gateway: Gateway) -> None:
+async def test_the_pass_of_the_last_ad_ends_the_session_without_a_decision() -> None:
+    async with gateway_on() as gateway:
         await gateway.arrive()
         assert await gateway.feedback(3, "coat") == Answer("s", None, "exhausted")
         assert await gateway.feedback(2, "shoe", True) == Answer("s", None, "clicked")  # a click is final
         assert await gateway.feedback(3, "coat") == Answer("s", None, "clicked")
 
-    with_gateway(use)
 
-
-def test_a_session_without_eligible_ads_is_empty_and_one_whose_time_is_over_has_expired() -> None:
-    async def use(gateway: Gateway) -> None:
+async def test_a_session_without_eligible_ads_is_empty_and_one_whose_time_is_over_has_expired() -> None:
+    async with gateway_on(FakeTransport(answers=())) as gateway:
         assert (await gateway.arrive("empty")).ended == "empty"
         gateway.transport.answers = SLATE
         await gateway.arrive()
@@ -136,61 +118,49 @@ def test_a_session_without_eligible_ads_is_empty_and_one_whose_time_is_over_has_
         assert await gateway.service.session("s") == Answer("s", None, "expired")
         assert (await gateway.feedback(1, "cap")).ended == "expired"
 
-    with_gateway(use, FakeTransport(answers=()))
 
-
-def test_a_session_of_another_gateway_goes_on_here() -> None:
+async def test_a_session_of_another_gateway_goes_on_here() -> None:
     transport = FakeTransport()
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport) as gateway:
         transport.decide("s", 1, SLATE, partition=2)
         assert (await gateway.arrive()).body() == decision("s", 1, SLATE)
         task = asyncio.create_task(gateway.feedback(1, "cap"))
         await until(lambda: transport.sent)
         transport.decide("s", 2, SLATE[1:], partition=2)
         assert shown(await task)["arm"] == "shoe"
-
-    with_gateway(use, transport)
     assert [(record.topic, record.partition) for record in transport.sent] == [("clicks", 2)]
 
 
-def test_feedback_of_a_session_that_this_gateway_has_not_seen_is_sent_by_its_key() -> None:
+async def test_feedback_of_a_session_that_this_gateway_has_not_seen_is_sent_by_its_key() -> None:
     transport = FakeTransport()
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport) as gateway:
         task = asyncio.create_task(gateway.feedback(1, "cap", token="t"))
         await until(lambda: transport.sent)
         transport.decide("s", 2, SLATE[1:])
         assert shown(await task)["arm"] == "shoe"
         assert await gateway.feedback(3, "coat", session_id="other") == Answer("other", None, "exhausted")
-
-    with_gateway(use, transport)
     assert [record.partition for record in transport.sent] == [None, None]
     assert transport.bodies("clicks")[0]["token"] == "t"
 
 
-def test_an_arrival_is_sent_while_feedback_of_the_same_session_waits() -> None:
+async def test_an_arrival_is_sent_while_feedback_of_the_same_session_waits() -> None:
     transport = FakeTransport()
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport) as gateway:
         early = asyncio.create_task(gateway.feedback(1, "cap"))
         await until(lambda: transport.sent)
         late = asyncio.create_task(gateway.arrive())
         await until(lambda: len(transport.sent) == 2)
         transport.decide("s", 2, SLATE[1:])
         assert shown(await early) == shown(await late)
-
-    with_gateway(use, transport)
     assert [record.topic for record in transport.sent] == ["clicks", "arrivals"]
 
 
 # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_at_the_deadline_the_dearest_eligible_ads_are_answered_and_marked() -> None:
+async def test_at_the_deadline_the_dearest_eligible_ads_are_answered_and_marked() -> None:
     transport = FakeTransport()
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport) as gateway:
         answer = shown(await gateway.arrive(exclude='["coat"]', within=0.001))
         assert (answer["fallback"], answer["mode"], answer["arm"]) == (True, "fallback", "shoe")
         assert "tokens" not in answer
@@ -199,16 +169,13 @@ def test_at_the_deadline_the_dearest_eligible_ads_are_answered_and_marked() -> N
         assert refused.value.reason == "arm-mismatch"
         transport.decide("s", 1, SLATE[:2])
         assert shown(await gateway.arrive(exclude='["coat"]'))["arm"] == "cap"
-
-    with_gateway(use, transport)
     assert len(transport.sent) == 1
 
 
-def test_at_the_deadline_a_pass_is_answered_from_the_slate_if_it_is_known() -> None:
+async def test_at_the_deadline_a_pass_is_answered_from_the_slate_if_it_is_known() -> None:
     transport = FakeTransport(answers=SLATE)
     transport.tokens = True
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport) as gateway:
         await gateway.arrive()
         answer = shown(await gateway.feedback(1, "cap", within=0.001, token="token-1"))
         assert (answer["position"], answer["arm"], answer["slate"]) == (2, "shoe", ["shoe", "coat"])
@@ -217,37 +184,31 @@ def test_at_the_deadline_a_pass_is_answered_from_the_slate_if_it_is_known() -> N
         unseen = shown(await gateway.feedback(1, "cap", session_id="unseen", within=0.001))
         assert (unseen["fallback"], unseen["arm"]) == (True, "coat")
 
-    with_gateway(use, transport)
 
-
-def test_a_click_that_the_brokers_do_not_have_at_the_deadline_is_marked_and_one_they_refuse_is_a_failure() -> None:
+async def test_a_click_that_the_brokers_do_not_have_at_the_deadline_is_marked_and_one_they_refuse_is_a_failure() -> (
+    None
+):
     transport = FakeTransport(answers=SLATE, holds=True)
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport) as gateway:
         await gateway.arrive()
         assert await gateway.feedback(1, "cap", True, within=0.001) == Answer("s", None, "clicked", fallback=True)
         for clicked in (True, False):
-            task = asyncio.create_task(gateway.feedback(1, "cap", clicked, session_id=f"n{clicked}", within=0.2))
+            task = asyncio.create_task(gateway.feedback(1, "cap", clicked, session_id=f"n{clicked}", within=2.0))
             sent = len(transport.sent)
             await until(lambda sent=sent: len(transport.sent) > sent)  # type: ignore[misc]
             transport.fail()
             with pytest.raises(UnavailableError, match="send it again"):
                 await task
 
-    with_gateway(use, transport)
 
-
-def test_without_a_place_arrivals_get_fallback_ads_and_feedback_is_refused() -> None:
+async def test_without_a_place_arrivals_get_fallback_ads_and_feedback_is_refused() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport, most_in_flight=1) as gateway:
         await gateway.arrive()
         assert (await gateway.arrive("t", within=0.001)).fallback
         with pytest.raises(UnavailableError, match="in flight"):
             await gateway.feedback(1, "cap", within=0.001)
         transport.acknowledge()
-
-    with_gateway(use, transport, most_in_flight=1)
     assert len(transport.sent) == 1
 
 
@@ -266,24 +227,22 @@ def test_without_a_place_arrivals_get_fallback_ads_and_feedback_is_refused() -> 
         ({"occurred_at": "100000"}, "future"),
     ],
 )
-def test_an_arrival_that_the_workers_would_reject_is_rejected_here(request_: dict[str, str], reason: str) -> None:
-    async def use(gateway: Gateway) -> None:
+async def test_an_arrival_that_the_workers_would_reject_is_rejected_here(request_: dict[str, str], reason: str) -> None:
+    async with gateway_on() as gateway:
         with pytest.raises(Rejected) as refused:
             await gateway.arrive(**request_)
         assert refused.value.reason == reason
+    assert not gateway.transport.sent
 
-    assert not with_gateway(use).sent
 
-
-def test_another_arrival_with_the_same_id_is_rejected() -> None:
-    async def use(gateway: Gateway) -> None:
+async def test_another_arrival_with_the_same_id_is_rejected() -> None:
+    async with gateway_on() as gateway:
         await gateway.arrive()
         for other in ({"context": "[1,3]"}, {"exclude": '["cap"]'}):
             with pytest.raises(Rejected) as refused:
                 await gateway.arrive(**other)
             assert refused.value.reason == "session-reused"
-
-    assert len(with_gateway(use).sent) == 1
+    assert len(gateway.transport.sent) == 1
 
 
 @pytest.mark.parametrize(
@@ -298,60 +257,53 @@ def test_another_arrival_with_the_same_id_is_rejected() -> None:
         (1, "", "token-1", "invalid"),
     ],
 )
-def test_feedback_that_does_not_fit_the_slate_is_rejected(
+async def test_feedback_that_does_not_fit_the_slate_is_rejected(
     position: int, arm: str, token: str | None, reason: str
 ) -> None:
     transport = FakeTransport(answers=SLATE)
     transport.tokens = True
-
-    async def use(gateway: Gateway) -> None:
+    async with gateway_on(transport) as gateway:
         await gateway.arrive()
         with pytest.raises(Rejected) as refused:
             await gateway.feedback(position, arm, token=token)
         assert refused.value.reason == reason
+    assert len(gateway.transport.sent) == 1
 
-    assert len(with_gateway(use, transport).sent) == 1
 
-
-def test_an_unknown_arm_of_an_unknown_session_is_rejected() -> None:
-    async def use(gateway: Gateway) -> None:
+async def test_an_unknown_arm_of_an_unknown_session_is_rejected() -> None:
+    async with gateway_on() as gateway:
         with pytest.raises(Rejected) as refused:
             await gateway.feedback(1, "nothing", session_id="unseen")
         assert refused.value.reason == "unknown-arm"
+    assert not gateway.transport.sent
 
-    assert not with_gateway(use).sent
 
-
-def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> None:
-    async def use(gateway: Gateway) -> None:
+async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> None:
+    async with gateway_on() as gateway:
         await gateway.arrive()
         gateway.now = 500
         await gateway.feedback(1, "cap", True)
-
-    assert with_gateway(use).bodies("clicks")[0]["occurred_at"] == 1_000
+    assert gateway.transport.bodies("clicks")[0]["occurred_at"] == 1_000
 
 
 # ── readiness and metrics ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_it_is_ready_when_parameters_are_published_and_the_brokers_can_be_reached() -> None:
-    async def run() -> None:
-        gateway = Gateway(FakeTransport(answers=SLATE))
-        await gateway.exchange.start()
-        assert "no parameters" in str(gateway.service.ready())
-        for attempt in (gateway.arrive(), gateway.feedback(1, "cap")):
-            with pytest.raises(UnavailableError, match="no parameters"):
-                await attempt
-        gateway.model.adopt(parameters())
-        assert gateway.service.ready() is None
-        gateway.transport.trouble = "no broker can be reached"
-        assert gateway.service.ready() == "no broker can be reached"
-
-    asyncio.run(run())
+async def test_it_is_ready_when_parameters_are_published_and_the_brokers_can_be_reached() -> None:
+    gateway = Gateway(FakeTransport(answers=SLATE))
+    await gateway.exchange.start()
+    assert "no parameters" in str(gateway.service.ready())
+    for attempt in (gateway.arrive(), gateway.feedback(1, "cap")):
+        with pytest.raises(UnavailableError, match="no parameters"):
+            await attempt
+    gateway.model.adopt(parameters())
+    assert gateway.service.ready() is None
+    gateway.transport.trouble = "no broker can be reached"
+    assert gateway.service.ready() == "no broker can be reached"
 
 
-def test_the_metrics_are_those_of_the_catalogue_and_count() -> None:
-    async def use(gateway: Gateway) -> None:
+async def test_the_metrics_are_those_of_the_catalogue_and_count() -> None:
+    async with gateway_on() as gateway:
         await gateway.arrive()
         await gateway.feedback(1, "cap", True)
         registry = CollectorRegistry()
@@ -366,5 +318,3 @@ def test_the_metrics_are_those_of_the_catalogue_and_count() -> None:
         assert value("adcascade_gateway_remembered_sessions") == 1
         assert value("adcascade_gateway_connected") == 1
         assert value("adcascade_gateway_parameters_version") == 0
-
-    with_gateway(use)

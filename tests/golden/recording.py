@@ -1,6 +1,6 @@
 """Record a small run of the embedded runner, with every topic, every kind of event, and irregular records.
 
-``python tests/golden/recording.py`` writes the golden log again. Do that only if the format of a record changes on
+``python -m tests.golden.recording`` writes the golden log again. Do that only if the format of a record changes on
 purpose. Otherwise a golden log that does not replay is a defect.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tests.first_release import FIRST_RELEASE
+from tests.stream.scenes import ADDITIVE
 from worker.embedded.runner import Embedded
 from worker.logs.format import LogWriter
 from worker.stream.encoding import encode_arrival, encode_feedback
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "session_timeout": 6_000,
     "lateness": 2_000,
     "random_share": 0.1,
-    **FIRST_RELEASE,  # the log was recorded by it
+    **ADDITIVE,
 }
 #: A new arm, a retired arm, a pause of learning, and two rollbacks: (milliseconds, order).
 ORDERS: Sequence[tuple[int, Order]] = (
@@ -158,6 +158,7 @@ def _blas_kernel() -> str:
 
 
 if __name__ == "__main__":
+    GOLDEN.unlink(missing_ok=True)
     runner = record(GOLDEN)
     newest = runner.versions.newest
     facts = {"version": newest.version, "sha256": newest.sha256, "machine": fingerprint()}

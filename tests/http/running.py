@@ -8,16 +8,18 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from worker.http.api import ApiSettings
 from worker.http.server import http_server
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
+from worker.http.settings import HttpSettings
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
+from worker.stream.encoding import encode_decision
 from worker.stream.session import Session
 
 NOW = 1_700_000_000_000
@@ -76,14 +78,14 @@ class Held(Memory):
         return await super().arrive(request, deadline)
 
     def release(self) -> None:
-        assert self.asked.wait(10)
+        assert self.asked.wait(120)
         self.asked.clear()
         loop, future = self._waiting.pop()
         loop.call_soon_threadsafe(future.set_result, None)
 
 
 def _decision(session_id: str, session: Session) -> bytes:
-    return json.dumps(session.decision(session_id, None)).encode()
+    return encode_decision(session.decision(session_id, None))
 
 
 def _answer(session_id: str, session: Session) -> Answer:
@@ -93,26 +95,26 @@ def _answer(session_id: str, session: Session) -> Answer:
 
 
 @contextmanager
-def http(service: Any, settings: ApiSettings | None = None) -> Iterator[HttpClient]:
+def http(service: Any, settings: HttpSettings | None = None) -> Iterator[HttpClient]:
     """Serve in a thread while the context is open."""
     ready, stop = threading.Event(), asyncio.Event()
     found: list[Any] = []
 
     async def serve() -> None:
         registry = CollectorRegistry()
-        async with http_server(service, settings or ApiSettings(), host="127.0.0.1", port=0, registry=registry) as url:
+        async with http_server(service, replace(settings or HttpSettings(), port=0), registry=registry) as url:
             found.extend((url, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(120)
     try:
         yield HttpClient(found[0])
     finally:
         found[1].call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -126,7 +128,7 @@ class HttpClient:
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection = HTTPConnection(self.host, self.port, timeout=30)
+        connection = HTTPConnection(self.host, self.port, timeout=120)
         try:
             connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
             answer = connection.getresponse()
@@ -145,7 +147,7 @@ class HttpClient:
 
 def connect(client: Any) -> socket.socket:
     """Connect to a server that has a host and a port."""
-    return socket.create_connection((client.host, client.port), timeout=30)
+    return socket.create_connection((client.host, client.port), timeout=120)
 
 
 def is_closed(connection: socket.socket) -> bool:

@@ -10,13 +10,12 @@ import resource
 import socket
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
 from tests.http.running import Held, HttpClient, Memory, answer_to, connect, http, is_closed
-from worker.http.api import ApiSettings
-from worker.http.connections import ConnectionLimits
+from worker.http.settings import HttpSettings
 
 BODY = b'{"context":[1,2]}'
 REQUEST = b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
@@ -26,24 +25,8 @@ CHUNKED = b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: 
 FUZZED = int(os.environ.get("ADCASCADE_FUZZED_REQUESTS", "3000"))
 
 
-def limited(**limits: float) -> ApiSettings:
-    return ApiSettings(connections=ConnectionLimits(**limits))  # type: ignore[arg-type]
-
-
 def answers(client: HttpClient) -> bool:
     return client.ask("POST", "/v1/sessions", BODY)[0] == 200
-
-
-@contextmanager
-def open_files(wanted: int):
-    """Let this process have so many files, if the system allows it; yield the number that it allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-    try:
-        yield max(soft, allowed)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
@@ -52,49 +35,37 @@ def open_files(wanted: int):
     ids=["a letter", "some headers", "all but one byte"],
 )
 def test_a_request_that_does_not_come_in_is_cut_off(beginning):
-    with http(Memory(), limited(request_timeout=0.3, idle_timeout=60)) as client, closing(connect(client)) as slow:
+    with http(Memory(), HttpSettings(request_timeout=1.0, idle_timeout=60)) as client, closing(connect(client)) as slow:
         slow.sendall(beginning)
         assert is_closed(slow)
         assert answers(client)
 
 
-def test_a_request_that_comes_in_a_byte_at_a_time_is_cut_off_all_the_same():
-    with http(Memory(), limited(request_timeout=0.5)) as client, closing(connect(client)) as slow:
-        slow.settimeout(0.05)
-        began = time.monotonic()
-        with pytest.raises(ConnectionError):
-            while time.monotonic() - began < 30:
-                slow.sendall(b"x")
-                try:
-                    if not slow.recv(1):
-                        raise ConnectionError
-                except TimeoutError:
-                    continue
-        assert answers(client)
-
-
 def test_an_idle_connection_is_closed_after_a_while():
-    with http(Memory(), limited(idle_timeout=0.3)) as client, closing(connect(client)) as idle:
+    with http(Memory(), HttpSettings(idle_timeout=1.0)) as client, closing(connect(client)) as idle:
         idle.sendall(REQUEST)
         assert b"200 OK" in idle.recv(65_536)
         assert is_closed(idle)
 
 
-def test_a_client_that_reads_no_answers_is_cut_off():
-    with http(Memory(), limited(request_timeout=0.5)) as client, closing(connect(client)) as greedy:
-        greedy.settimeout(0.2)
+@pytest.mark.parametrize("piece", [b"x", PAGE * 100], ids=["a byte at a time", "reads no answers"])
+def test_a_client_that_never_comes_to_an_end_is_cut_off(piece):
+    with http(Memory(), HttpSettings(request_timeout=1.0)) as client, closing(connect(client)) as bad:
+        bad.settimeout(0.1)
         began = time.monotonic()
         with pytest.raises(ConnectionError):
-            while time.monotonic() - began < 60:
+            while time.monotonic() - began < 300:
                 try:
-                    greedy.sendall(PAGE * 100)
+                    bad.sendall(piece)
+                    if len(piece) == 1 and not bad.recv(1):
+                        raise ConnectionError
                 except TimeoutError:
                     assert answers(client)
         assert answers(client)
 
 
 def test_one_connection_too_many_closes_the_one_that_is_idle_for_longest():
-    with http(Memory(), limited(max_connections=3)) as client, ExitStack() as stack:
+    with http(Memory(), HttpSettings(max_connections=3)) as client, ExitStack() as stack:
         first, second, third = (stack.enter_context(closing(connect(client))) for _ in range(3))
         for connection in (first, second, third, first):  # now the second is idle for longest
             connection.sendall(REQUEST)
@@ -106,7 +77,7 @@ def test_one_connection_too_many_closes_the_one_that_is_idle_for_longest():
 
 
 def test_a_client_that_only_keeps_the_server_waiting_makes_room_for_others():
-    with http(Memory(), limited(max_connections=2, request_timeout=30)) as client, ExitStack() as stack:
+    with http(Memory(), HttpSettings(max_connections=2, request_timeout=30)) as client, ExitStack() as stack:
         slow, quick = (stack.enter_context(closing(connect(client))) for _ in range(2))
         slow.sendall(b"P")
         quick.sendall(REQUEST)
@@ -119,26 +90,16 @@ def test_a_client_that_only_keeps_the_server_waiting_makes_room_for_others():
 
 def test_a_connection_whose_request_is_being_answered_is_not_closed():
     service = Held()
-    with http(service, limited(max_connections=1, idle_timeout=0.2)) as client, ExitStack() as stack:
+    with http(service, HttpSettings(max_connections=1, idle_timeout=0.2)) as client, ExitStack() as stack:
         connection = stack.enter_context(closing(connect(client)))
         connection.sendall(REQUEST)
-        assert service.asked.wait(10)
+        assert service.asked.wait(120)
         connection.settimeout(0.6)
         with pytest.raises(TimeoutError):  # not by the time without requests either
             connection.recv(1)
         assert is_closed(stack.enter_context(closing(connect(client))))
         service.release()
-        connection.settimeout(30)
-        assert answer_to(connection)[0] == 200
-
-
-@pytest.mark.parametrize("cuts", [(5,), (30,), (len(REQUEST) - 5,), (20, 40, len(REQUEST) - 1)])
-def test_a_request_may_come_in_parts(cuts):
-    with http(Memory()) as client, closing(connect(client)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for start, end in zip((0, *cuts), (*cuts, len(REQUEST)), strict=True):
-            connection.sendall(REQUEST[start:end])
-            time.sleep(0.02)  # so that it is a part of its own; the answer does not depend on it
+        connection.settimeout(120)
         assert answer_to(connection)[0] == 200
 
 
@@ -186,9 +147,9 @@ def test_a_server_that_ends_answers_what_it_has_received():
     with http(service) as client:
         asking = threading.Thread(target=ask, args=(client,))
         asking.start()
-        assert service.asked.wait(10)
+        assert service.asked.wait(120)
         threading.Timer(0.2, service.release).start()
-    asking.join(10)
+    asking.join(120)
     assert got == [200]
 
 
@@ -197,7 +158,7 @@ def test_an_answer_for_a_client_that_has_gone_does_no_harm():
     with http(service) as client:
         with closing(connect(client)) as connection:
             connection.sendall(REQUEST)
-            assert service.asked.wait(10)
+            assert service.asked.wait(120)
         service.release()
         with closing(connect(client)) as other:
             other.sendall(REQUEST)
@@ -208,7 +169,7 @@ def test_an_answer_for_a_client_that_has_gone_does_no_harm():
 @pytest.mark.parametrize("request_", [PAGE * 2_000, REQUEST[:-1]], ids=["does not read", "does not send"])
 def test_clients_that_keep_the_server_waiting_do_not_hold_up_its_end(request_, monkeypatch):
     monkeypatch.setattr("worker.http.connections.END_PATIENCE", 3_600.0)  # it would not end before
-    with ExitStack() as after, http(Memory(), limited(request_timeout=3_600.0)) as client:
+    with ExitStack() as after, http(Memory(), HttpSettings(request_timeout=3_600.0)) as client:
         bad = after.enter_context(closing(connect(client)))
         bad.settimeout(0.2)
         with suppress(TimeoutError):
@@ -225,17 +186,6 @@ def served(client: HttpClient) -> int:
 
 
 # ── many, large and wrong requests ───────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.slow
-def test_thousands_of_idle_connections_do_not_stop_the_answers():
-    with open_files(10_000 * 2 + 300) as files, http(Memory(), limited(max_connections=10_000)) as client:
-        count = min(10_000, (files - 300) // 2)  # both ends are in this process
-        with ExitStack() as stack:
-            idle = [stack.enter_context(closing(connect(client))) for _ in range(count - 1)]
-            assert all(answers(client) for _ in range(20))
-            idle[0].sendall(REQUEST)
-            assert b"200 OK" in idle[0].recv(65_536)
 
 
 def test_a_body_of_a_hundred_megabytes_is_refused_and_not_kept():
@@ -266,7 +216,7 @@ def _peak() -> float:
 
 def test_fuzzed_requests_are_answered_with_nothing_worse_than_4xx():
     service, chance = Memory(), random.Random(int(os.environ.get("ADCASCADE_FUZZ_SEED", "1")))
-    with http(service, limited(request_timeout=5.0)) as client:
+    with http(service, HttpSettings(request_timeout=5.0)) as client:
         connection = connect(client)
         for number in range(FUZZED):
             request, is_framed = fuzzed(chance)

@@ -8,7 +8,7 @@ import orjson
 
 from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, settings
 from tests.kafka.fleet import Fleet
-from tests.kafka.world import eventually
+from tests.programs import eventually
 from worker.embedded.runner import Embedded, Headers
 from worker.stream.topology import Record
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,10 +15,9 @@ import orjson
 import pytest
 
 from tests.embedded.traffic import ARMS
-from tests.kafka.fleet import Fleet, Running
-from tests.kafka.test_gateway import SECRET, Gateway
-from tests.kafka.world import ROOT, eventually
-from tests.programs import needs
+from tests.kafka.fleet import ROOT, Fleet, Running
+from tests.kafka.test_gateway import Gateway
+from tests.programs import eventually, needs
 
 pytestmark = pytest.mark.slow
 
@@ -49,19 +47,11 @@ def _go() -> str:
     return pytest.skip("go is not installed") if found is None else found
 
 
-@pytest.fixture(scope="module")
-def served(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with closing(Fleet(address, f"p{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("page"))) as fleet:
-        fleet.serving("--dim", "5", "--horizon", "5", **SECRET)
-        yield fleet
-
-
-@pytest.fixture(scope="module", params=["30s", "1ms"], ids=["patient", "hasty"])
+@pytest.fixture(scope="module", params=["60s", "1ms"], ids=["patient", "hasty"])
 def gateway(served: Fleet, request: pytest.FixtureRequest) -> Iterator[Gateway]:
     """A gateway that waits for every decision, or for none: then examples meet fallback ads and slates."""
-    made = Gateway(served, "--deadline", request.param)
-    yield made
-    made.kill()
+    with closing(Gateway(served, "--deadline", request.param)) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +61,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     arms = folder / "arms.json"
     arms.write_bytes(orjson.dumps({arm.arm: arm.reward for arm in ARMS}))
     files = ("--catalog", str(arms), "--state", str(folder / "state"))
-    made = Running(folder / "serve.log", "worker", "serve", "--dim", "5", "--port", "0", "--deadline", "30s", *files)
-    eventually(lambda: made.url and made.ready, what="serve is ready")
-    yield made
-    made.kill()
+    command = ("serve", "--dim", "5", "--port", "0", "--deadline", "60s", *files)
+    with closing(Running(folder / "serve.log", *command)) as made:
+        eventually(lambda: made.url and made.ready, what="serve is ready")
+        yield made
 
 
 def run(name: str, url: str, folder: Path, fleet: Fleet | None = None) -> None:
@@ -82,13 +72,13 @@ def run(name: str, url: str, folder: Path, fleet: Fleet | None = None) -> None:
     file, command = PROGRAMS[name]
     text = EXAMPLES[name].replace("http://127.0.0.1:8080", url)
     if fleet is not None:
-        text = text.replace("timeout=0.2", "timeout=60")  # the machines of tests may be slow
+        text = text.replace("timeout=0.2", "timeout=300")  # the machines of tests may be slow
         text = text.replace('Client("127.0.0.1:9092",', f'Client("{fleet.address}", prefix="{fleet.names.prefix}",')
     path = folder / file
     path.write_text(text, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command(path), cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+        command(path), cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     *shown, end = done.stdout.replace('"', "").splitlines()

@@ -18,27 +18,26 @@ import pytest
 
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet, Running
-from tests.kafka.world import eventually
+from tests.programs import eventually
 
 pytestmark = pytest.mark.slow
 
-CONTEXT = [0.1, -0.2, 0.3]
-SECRET = {"ADCASCADE_TOKEN_SECRET": "a secret of twenty-odd bytes"}
+CONTEXT = [0.1, -0.2, 0.3, 0.4, 0.5]
 
 
 class Gateway(Running):
     """One `adcascade gateway`, with a long deadline unless a test gives another."""
 
-    def __init__(self, fleet: Fleet, *arguments: str) -> None:
+    def __init__(self, fleet: Fleet, *arguments: str, **variables: str) -> None:
         log = fleet.folder / f"gateway-{uuid.uuid4().hex[:8]}.log"
-        command = ("worker", "gateway", *fleet.flags, "--port", "0", "--deadline", "30s", *arguments)
-        super().__init__(log, *command)
+        command = ("gateway", *fleet.flags, "--port", "0", "--deadline", "60s", *arguments)
+        super().__init__(log, *command, **variables)
         eventually(lambda: self.url and self.ready, what="the gateway is ready")
 
     def json(self, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, Any]]:
         data = None if body is None else json.dumps(body).encode()
         try:
-            with urlopen(Request(self.url + path, data, headers), timeout=60) as answer:
+            with urlopen(Request(self.url + path, data, headers), timeout=300) as answer:
                 return answer.status, json.loads(answer.read())
         except HTTPError as error:
             with error:
@@ -59,19 +58,12 @@ class Gateway(Running):
 
 
 @pytest.fixture(scope="module")
-def served(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with closing(Fleet(address, f"g{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("gateway"))) as fleet:
-        fleet.serving(**SECRET)
-        yield fleet
-
-
-@pytest.fixture(scope="module")
 def pair(served: Fleet) -> Iterator[tuple[Gateway, Gateway]]:
     """Two gateways of the same topics."""
     both = Gateway(served), Gateway(served)
     yield both
     for gateway in both:
-        gateway.kill()
+        gateway.close()
 
 
 def facts(fleet: Fleet, session_id: str) -> set[Any]:
@@ -102,7 +94,7 @@ def test_a_session_is_opened_at_one_gateway_goes_on_at_another_and_every_display
     assert here.feedback(second, clicked=True) == {"session_id": "both", "ended": "clicked"}
     wanted = {(1, first["arm"], False), (2, second["arm"], True)}
     eventually(lambda: facts(served, "both") == wanted, what="both displays are in the journal")
-    assert not dead(served)
+    assert b"both" not in {letter.key for letter in dead(served)}
 
 
 def test_the_same_arrival_at_many_gateways_at_once_is_one_session(served: Fleet, pair: tuple[Gateway, Gateway]) -> None:
@@ -113,51 +105,11 @@ def test_the_same_arrival_at_many_gateways_at_once_is_one_session(served: Fleet,
     assert len(opened) == 1
 
 
-def test_a_batch_is_answered_in_its_order(pair: tuple[Gateway, Gateway]) -> None:
-    names = [f"batch-{number}" for number in range(50)]
-    requests: list[dict[str, Any]] = [{"session_id": name, "context": CONTEXT} for name in names]
-    requests.insert(3, {"session_id": "wrong", "context": [1]})
-    status, answer = pair[0].json("/v1/batch/sessions", {"requests": requests})
-    assert status == 200
-    answers = answer["answers"]
-    assert answers.pop(3)["reason"] == "dimension"
-    assert [one["session_id"] for one in answers] == names
-    reports = [
-        {"session_id": one["session_id"], "position": 1, "arm": one["arm"], "clicked": True, "token": one["tokens"][0]}
-        for one in answers
-    ]
-    status, answer = pair[1].json("/v1/batch/feedback", {"requests": reports})
-    assert [one["ended"] for one in answer["answers"]] == ["clicked"] * 50
-
-
-def test_mistakes_are_problems_with_the_reasons_of_dead_letters_and_leave_no_dead_letter(
-    served: Fleet, pair: tuple[Gateway, Gateway]
-) -> None:
-    before, gateway = len(dead(served)), pair[0]
-    shown = gateway.arrive("mistakes")
-    wrong = {"position": 1, "arm": shown["arm"], "clicked": True}
-    for path, body, status, reason in (
-        ("/v1/sessions", {"context": [1, 2]}, 400, "dimension"),
-        ("/v1/sessions", {"context": [1, 2, 1e16]}, 400, "norm"),
-        ("/v1/sessions", {"session_id": "mistakes", "context": [1, 2, 3]}, 409, "session-reused"),
-        ("/v1/sessions/mistakes/feedback", wrong, 403, "token"),
-        ("/v1/sessions/mistakes/feedback", {**wrong, "arm": "ad-x"}, 409, "arm-mismatch"),
-        ("/v1/sessions/mistakes/feedback", {**wrong, "position": 9}, 400, "position"),
-        ("/v1/sessions/unseen/feedback", {**wrong, "arm": "ad-x"}, 400, "unknown-arm"),
-    ):
-        found, problem = gateway.json(path, body)
-        assert (found, problem["reason"]) == (status, reason)
-    gateway.feedback(shown, clicked=True)
-    eventually(lambda: facts(served, "mistakes"), what="the click is in the journal")
-    assert len(dead(served)) == before
-
-
 def test_without_an_answer_at_the_deadline_fallback_ads_are_marked_and_the_same_request_gets_the_decision_later(
     fleet: Fleet,
 ) -> None:
-    worker = fleet.serving()
-    gateway = Gateway(fleet, "--deadline", "50ms")
-    try:
+    worker = fleet.serving("--dim", "5")
+    with closing(Gateway(fleet, "--deadline", "50ms")) as gateway:
         worker.pause()
         answer = gateway.arrive("slow")
         assert (answer["fallback"], answer["mode"], answer["arm"]) == (True, "fallback", "ad-0")
@@ -171,54 +123,39 @@ def test_without_an_answer_at_the_deadline_fallback_ads_are_marked_and_the_same_
         assert gateway.metric("adcascade_http_fallbacks_total") >= 1
         assert gateway.metric("adcascade_gateway_late_decisions_total") == 1
         assert not dead(fleet)
-    finally:
-        gateway.kill()
 
 
 def test_it_needs_a_key_where_keys_are_given_and_shows_none(served: Fleet, tmp_path: Path) -> None:
     key = "0123456789abcdef-shop"
-    keys = tmp_path / "keys"
-    keys.write_text(f"shop {key}\n", encoding="utf-8")
-    gateway = Gateway(served, "--api-keys", str(keys), "--log-level", "debug", "--max-sessions-per-key", "1")
-    try:
-        request = {"context": CONTEXT}
-        assert gateway.json("/v1/sessions", request)[0] == 401
-        assert gateway.json("/v1/sessions", request, Authorization=f"Bearer {key}x")[0] == 401
-        assert gateway.json("/v1/sessions", request, Authorization=f"Bearer {key}")[0] == 200
-        assert gateway.json("/v1/sessions", request, Authorization=f"Bearer {key}")[0] == 429
-        assert gateway.ask("/readyz")[0] == gateway.ask("/livez")[0] == 200
-        assert gateway.ask("/metrics")[0] == 401
-        assert key not in gateway.log.read_text(encoding="utf-8")
-    finally:
-        gateway.kill()
+    (keys := tmp_path / "keys").write_text(f"shop {key}\n", encoding="utf-8")
+    options = ("--api-keys", str(keys), "--log-level", "debug", "--max-sessions-per-key", "1")
+    with closing(Gateway(served, *options)) as gateway:
+        given = [{}, {"Authorization": f"Bearer {key}x"}, *[{"Authorization": f"Bearer {key}"}] * 2]
+        answers = [gateway.json("/v1/sessions", {"context": CONTEXT}, **headers)[0] for headers in given]
+        assert answers == [401, 401, 200, 429]
+        assert [gateway.ask(path)[0] for path in ("/readyz", "/livez", "/metrics")] == [200, 200, 401]
+        assert key not in gateway.text
 
 
 def test_while_the_broker_is_away_fallback_ads_are_answered_and_afterwards_decisions_again(
     own_broker: OwnBroker, tmp_path: Path
 ) -> None:
     # A restart in good order; the client that gateways use is tested with a killed broker (test_client.py).
-    from tests.kafka.conftest import broker
-
     with closing(Fleet(own_broker.address, f"b{uuid.uuid4().hex[:8]}", tmp_path)) as fleet:
-        fleet.serving()
-        gateway = Gateway(fleet, "--deadline", "50ms")
-        try:
-            broker("stop", *own_broker.data)
+        fleet.serving("--dim", "5")
+        with closing(Gateway(fleet, "--deadline", "50ms")) as gateway:
+            own_broker.stop()
             assert gateway.arrive("away")["fallback"]
             eventually(lambda: gateway.ask("/readyz")[0] == 503, what="it is not ready")
             assert own_broker.address in gateway.ask("/readyz")[1]
-            broker("start", "--port", own_broker.address.rpartition(":")[2], *own_broker.data)
+            own_broker.start()
             for name in ("away", "afterwards"):
                 eventually(lambda name=name: "fallback" not in gateway.arrive(name), what="it decides again")  # type: ignore[misc]
             eventually(lambda: gateway.ready, what="it is ready again")
-        finally:
-            gateway.kill()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_in_good_order(served: Fleet, sent: signal.Signals) -> None:
-    gateway = Gateway(served)
-    gateway.arrive(f"before-{sent.name}")
-    gateway.process.send_signal(sent)
-    assert gateway.process.wait(120) == 0, gateway.tail()
-    assert "Traceback" not in gateway.log.read_text(encoding="utf-8")
+def test_a_signal_ends_it_in_good_order(pair: tuple[Gateway, Gateway]) -> None:
+    for gateway, sent in zip(pair, (signal.SIGINT, signal.SIGTERM), strict=True):
+        gateway.arrive(f"before-{sent.name}")
+        assert gateway.terminate(sent) == 0, gateway.tail()
+        assert "Traceback" not in gateway.text

@@ -9,8 +9,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.kafka.fleet import Fleet
-from tests.kafka.world import CommandLine, eventually
+from tests.kafka.fleet import CommandLine, Fleet
+from tests.programs import eventually
 from tests.serve.process import ServeProcess
 from worker.cli.main import main
 
@@ -20,7 +20,7 @@ SETTINGS = ("--dim", "2", "--horizon", "3", "--window", "1s", "--session-timeout
 
 
 def ask(server: ServeProcess, path: str, body: Any) -> Any:
-    with urlopen(Request(server.url + path, json.dumps(body).encode()), timeout=30) as response:
+    with urlopen(Request(server.url + path, json.dumps(body).encode()), timeout=300) as response:
         return json.load(response)
 
 
@@ -29,7 +29,7 @@ def test_sessions_versions_and_what_is_not_learned_yet_go_to_kafka(
 ) -> None:
     folder = tmp_path / "served"
     folder.mkdir()
-    with ServeProcess(folder, *SETTINGS[4:], "--deadline", "30s", "--progress-interval", "60s") as server:
+    with ServeProcess(folder, *SETTINGS[4:], "--deadline", "60s", "--progress-interval", "60s") as server:
         state = ["--state", str(server.state)]
         assert main(["arms", "add", "glove", "--reward", "9", *state]) == 0
         assert main(["parameters", "tag", "before", "0", *state]) == 0

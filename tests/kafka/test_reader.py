@@ -1,4 +1,4 @@
-"""Readers outside of any group, on the real broker."""
+"""Readers outside of any group, and the script that starts brokers."""
 
 from __future__ import annotations
 

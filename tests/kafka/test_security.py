@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 import yaml
 
 from tests.embedded.traffic import SECOND, START, Sent, arrivals
-from tests.kafka.fleet import Fleet
+from tests.kafka.fleet import ROOT, Fleet
 from tests.kafka.guarded import Guarded, guarded_broker
-from tests.kafka.world import ROOT, eventually
+from tests.kafka.test_gateway import Gateway
+from tests.programs import eventually
 from worker.cli.main import main
+from worker.client import AdDecision, Client
+from worker.errors import FailedError
 from worker.secret import Secret
 from worker.stream.feedback import make_token
 
@@ -23,15 +29,30 @@ pytestmark = pytest.mark.slow
 
 PASSWORD = "sesame-sesame-open"
 KEY_PASSWORD = "not-the-key-to-the-treasure"
+CONTEXT = [0.1, -0.2, 0.3]
 TOKEN_SECRET = "nobody-knows-this-secret-of-tokens"
 USER = next(yaml.safe_load_all((ROOT / "deploy/kubernetes/user.yaml").read_text(encoding="utf-8")))  # of the workers
 
 
+def rights(*read: str) -> list[dict[str, Any]]:
+    """Return the right to write the inputs and to read other topics, as docs/clients.md has it."""
+    given = [("arrivals", "Write"), ("clicks", "Write"), *((topic, "Read") for topic in read)]
+    return [
+        {
+            "resource": {"type": "topic", "name": f"ads.{topic}", "patternType": "literal"},
+            "operations": ["Describe", use],
+        }
+        for topic, use in given
+    ]
+
+
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    users = {"adcascade": PASSWORD, "stranger": PASSWORD}
+    users = dict.fromkeys(("adcascade", "stranger", "shop", "gateway"), PASSWORD)
     with guarded_broker(tmp_path_factory.mktemp("guarded"), users) as made:
         made.allow("adcascade", USER["spec"]["authorization"]["acls"])
+        made.allow("shop", rights("decisions"))
+        made.allow("gateway", rights("decisions", "parameters"))
         yield made
 
 
@@ -39,7 +60,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 def fleet(guarded: Guarded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Topics under the prefix of deploy/kubernetes. The workers may not create topics: the anonymous user does."""
     with closing(Fleet(guarded.addresses["PLAINTEXT"], "ads", tmp_path_factory.mktemp("fleet"))) as made:
-        made.set_clock(START + SECOND)
         yield made
 
 
@@ -56,6 +76,7 @@ def click(session: str, arm: str, token: str | None) -> Sent:
 def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothing_and_no_secret_is_shown(
     guarded: Guarded, fleet: Fleet
 ) -> None:
+    fleet.set_clock(START + SECOND)
     worker = fleet.serving(
         *login(guarded, "adcascade"),
         *("--group", "adcascade", "--log-level", "debug", "--kafka", "debug=conf,security"),
@@ -96,7 +117,10 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
     pids = (worker.process.pid, worker.learner)
     command_lines = [Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8") for pid in pids]
     assert worker.terminate() == 0, worker.tail()
-    shown = [*pages, *command_lines, worker.log.read_text(encoding="utf-8")]
+    fleet.clock.unlink()
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in worker.lines)
+    assert len(worker.lines) == len(worker.text.splitlines()), "JSON and nothing else"
+    shown = [*pages, *command_lines, worker.text]
     topics = contents(fleet)
     assert all(len(text) > 5 for text in shown)
     for secret in (PASSWORD, KEY_PASSWORD, TOKEN_SECRET):
@@ -190,3 +214,47 @@ def test_a_broker_with_a_certificate_of_another_authority_or_name_gets_no_passwo
         err = capsys.readouterr().err
         assert "certificate verify failed" in err
         assert err.count("\n") == 1
+
+
+# ── clients and gateways ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def serving(guarded: Guarded, fleet: Fleet) -> Guarded:
+    """The broker, with a worker that answers clients of today."""
+    fleet.serving()
+    return guarded
+
+
+def test_the_documented_connection_has_enough_rights_and_shows_no_password_in_an_error(
+    serving: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^<!-- connection -->\n```python\n(.*?)^```$", page, re.M | re.S)
+    example = example.replace("kafka:9093", serving.addresses["SASL_SSL"]).replace("timeout=0.2", "timeout=300")
+    example = example.replace("/etc/ssl/kafka-ca.pem", str(serving.ca))
+
+    async def use(ads: Client) -> AdDecision:
+        async with ads:
+            shown = await ads.arrive(CONTEXT)
+            await ads.clicked(shown)
+            return shown
+
+    def connect(password: str) -> AdDecision:
+        monkeypatch.setenv("KAFKA_PASSWORD", password)
+        names: dict[str, Any] = {}
+        exec(example, names)
+        return asyncio.run(use(names["ads"]))
+
+    assert connect(PASSWORD).origin == "worker"
+    with pytest.raises(FailedError, match="uthentication failed") as refused:
+        connect("open-barley-open")
+    assert "open-barley-open" not in str(refused.value)
+
+
+def test_a_gateway_needs_no_more_rights_than_these_and_shows_no_password(serving: Guarded, fleet: Fleet) -> None:
+    options = (*login(serving, "gateway"), "--log-level", "debug")
+    with closing(Gateway(fleet, *options, ADCASCADE_SASL_PASSWORD=PASSWORD)) as gateway:
+        assert "fallback" not in gateway.arrive("shown", context=CONTEXT)
+        shown = [gateway.text, *(gateway.ask(path)[1] for path in ("/metrics", "/readyz"))]
+        assert not [text for text in shown if PASSWORD in text]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from threading import Timer
 import numpy as np
 import pytest
 
-from tests.kafka.world import eventually
+from tests.programs import eventually, show
 from worker.bandit.arrays import Floats
 from worker.bench import topics
 from worker.bench.core import Scene, Size
@@ -44,11 +43,6 @@ MEMBER_TIMEOUT = 10
 @pytest.fixture
 def connection(address: str) -> Connection:
     return Connection(servers=(address,))
-
-
-def show(text: str) -> None:
-    """Write a figure where `pytest -s` shows it."""
-    sys.stdout.write(f"\n{text}")
 
 
 # ── rebalances ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -104,7 +98,7 @@ def test_every_arrival_is_answered_in_time_while_workers_join_stop_and_die(
         joins = group.longest_wait(12.0, group.start)
         group.wait_for_members(4)
         stops = group.longest_wait(8.0, lambda: group.workers[0].process.send_signal(signal.SIGTERM))
-        assert group.workers[0].process.wait(30) == 0
+        assert group.workers[0].process.wait(300) == 0
         group.wait_for_members(3)
         dies = group.longest_wait(MEMBER_TIMEOUT + 8.0, group.workers[1].process.kill)
     show(f"longest waits: a worker joins {joins:.2f} s, SIGTERM {stops:.2f} s, kill -9 {dies:.2f} s")
@@ -126,9 +120,9 @@ def test_a_new_worker_recovers_100_000_open_sessions_in_time(connection: Connect
                 first.check()
                 return decisions_in(admin, names, PARTITIONS) >= sessions
 
-            eventually(are_answered, within=120, what="all sessions are open")
+            eventually(are_answered, what="all sessions are open")
             first.process.terminate()
-            assert first.process.wait(30) == 0, first.last_error()
+            assert first.process.wait(300) == 0, first.last_error()
         began = time.monotonic()
         with worker_process(broker, names, tmp_path) as second:
             topics.play(connection, names, 1_000, 0.1, second.check)

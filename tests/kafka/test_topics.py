@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
-from tests.kafka.world import CommandLine, TopicSet, eventually
+from tests.kafka.fleet import CommandLine, Fleet, TopicSet
+from tests.programs import eventually
 from worker.cli.main import main
-from worker.kafka.topics import compressed_inputs, wait_for_topics
+from worker.kafka.topics import compressed_inputs, topics_at_start, wait_for_topics
 
 
 class TopicsCommand(TopicSet):
@@ -93,10 +95,13 @@ def test_create_leaves_existing_topics_as_they_are_and_takes_their_partition_cou
 
 
 def test_an_input_whose_batches_the_broker_does_not_unpack_is_a_warning_for_the_worker(topics: TopicsCommand) -> None:
+    def warnings() -> list[str]:
+        return compressed_inputs(topics_at_start(topics.connection, topics.names), topics.names)
+
     topics.json("create")
-    assert compressed_inputs(topics.connection, topics.names) == []
+    assert warnings() == []
     topics.configure(topics.names.clicks, compression_type="producer")
-    (line,) = eventually(lambda: compressed_inputs(topics.connection, topics.names), what="the setting is known")
+    (line,) = eventually(warnings, what="the setting is known")
     assert line.startswith(f"{topics.names.clicks}: compression.type is producer: set it to uncompressed")
 
 
@@ -128,3 +133,19 @@ def test_missing_topics_and_an_unreachable_broker_are_reported_in_one_line(
         said = capsys.readouterr().err
         assert complaint in said
         assert said.count("\n") == 1
+
+
+#: Bytes of zeros that each codec packs into a batch below `max.message.bytes`. Snappy packs 21 to 1.
+BOMBS = {"gzip": 70_000_000, "zstd": 70_000_000, "lz4": 70_000_000, "snappy": 20_000_000}
+
+
+@pytest.mark.parametrize("codec", BOMBS)
+def test_a_small_batch_that_unpacks_to_too_much_is_refused(fleet: Fleet, codec: str) -> None:
+    names, bomb = fleet.names, bytes(BOMBS[codec])
+    fleet.send_raw([(names.decisions, b"key", bomb)], compression=codec)  # a topic that stays compressed takes it
+    for topic in (names.arrivals, names.clicks):
+        with pytest.raises(KafkaException, match="MSG_SIZE_TOO_LARGE"):
+            fleet.send_raw([(topic, b"key", bomb)], compression=codec)
+    values = [b'{"session_id":"s-%d"}' % n for n in range(2_000)]
+    fleet.send_raw([(names.arrivals, b"key", value) for value in values], compression=codec)
+    assert [record.value for record in fleet.read(names.arrivals)] == values

@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.kafka.fleet import Fleet, Running
-from tests.kafka.world import ROOT, eventually
+from tests.kafka.fleet import ROOT, Fleet, Running
+from tests.programs import eventually
 from worker.cli.main import main
-from worker.simulation.poison import KINDS
+from worker.simulation.users import KINDS
 from worker.stream.partitioning import murmur2_partition
 
 pytestmark = pytest.mark.slow
@@ -130,25 +130,13 @@ def test_a_world_that_the_workers_do_not_serve_is_refused(served: Served, capsys
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_with_a_summary(served: Served, tmp_path: Path, sent: signal.Signals) -> None:
     summary = tmp_path / "summary.json"
-    command = [
-        sys.executable,
-        "-m",
-        "worker",
-        "traffic",
-        *served.fleet.flags,
-        *WORLD,
-        "--rate",
-        "100",
-        "--look",
-        "20ms-60ms",
-    ]
+    pace = ["--rate", "100", "--look", "20ms-60ms", "--json", str(summary)]
+    command = [sys.executable, "-m", "worker", "traffic", *served.fleet.flags, *WORLD, *pace]
     before = served.worker.metric("adcascade_arrivals_total")
-    with subprocess.Popen(
-        [*command, "--json", str(summary)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: served.worker.metric("adcascade_arrivals_total") > before + 30)
         process.send_signal(sent)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 128 + sent, err
     assert "sessions" in out
     said = orjson.loads(summary.read_bytes())

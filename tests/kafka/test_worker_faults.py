@@ -16,7 +16,7 @@ from tests.embedded.traffic import SECOND, START, arrivals
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.golden import Golden, play
-from tests.kafka.world import eventually
+from tests.programs import eventually
 from worker.kafka.parameters import decoded
 from worker.kafka.topics import TopicLayout, create
 from worker.stream.partitioning import crc32_partition
@@ -106,24 +106,6 @@ def test_a_paused_learner_that_continues_after_its_successor_was_killed_changes_
     as_golden_but_for_stale_plans(fleet, golden)
 
 
-def test_a_killed_learner_process_is_started_again_and_ends_with_its_worker(fleet: Fleet, golden: Golden) -> None:
-    worker = fleet.serving()
-    killed: list[int] = []
-
-    def disturb(step: int) -> None:
-        if step == 4:
-            killed.append(eventually(lambda: worker.learner, what="it learns"))
-            os.kill(killed[0], signal.SIGKILL)
-
-    play(golden, fleet, disturb)
-    as_golden(fleet, golden)
-    assert fleet.running == [worker], "serving did not end with the learning"
-    successor = eventually(lambda: worker.learner)
-    assert successor not in (None, killed[0])
-    worker.kill(alone=True)
-    eventually(lambda: not Path(f"/proc/{successor}").exists(), what="no process is left")
-
-
 def test_a_journal_trimmed_too_early_stops_the_learner_but_not_the_serving(fleet: Fleet) -> None:
     first = fleet.serving()
     fleet.send(arrivals(20, seconds=1))
@@ -132,36 +114,26 @@ def test_a_journal_trimmed_too_early_stops_the_learner_but_not_the_serving(fleet
     end = len(fleet.read(fleet.names.journal))
     fleet.trim(fleet.names.journal, end)
     second = fleet.serving()
-    eventually(lambda: "it was trimmed too early" in second.log.read_text(encoding="utf-8"))
+    eventually(lambda: "it was trimmed too early" in second.text)
     eventually(lambda: second.metric("adcascade_learning") == 0)
     fleet.send(arrivals(20, seconds=1, seed=1))
     eventually(lambda: len(fleet.answered()) == 40, what="serving continues")
     assert [version.version for version in fleet.control.history()] == [0]
 
 
-def test_workers_that_join_and_leave_keep_the_golden_hash(fleet: Fleet, golden: Golden) -> None:
-    fleet.serving()
-
-    def disturb(step: int) -> None:
-        if step in (2, 4):
-            fleet.start()
-        if step in (7, 9):
-            leaving = fleet.running[0]
-            assert leaving.terminate() == 0, leaving.tail()
-
-    play(golden, fleet, disturb)
-    as_golden(fleet, golden)
-    (last,) = fleet.running
-    assert last.balanced
-
-
-def test_poison_costs_one_dead_letter_each_and_nothing_else(fleet: Fleet, golden: Golden) -> None:
+def test_poison_costs_one_dead_letter_each_and_a_killed_learner_process_is_started_again(
+    fleet: Fleet, golden: Golden
+) -> None:
     worker = fleet.serving()
     bad = [(topic, b"p%d" % number, value) for number, (topic, value) in enumerate(poison(500))]
     bad.append(("arrivals", b"huge", b" " * 900_000))
+    killed: list[int] = []
 
     def disturb(step: int) -> None:
         fleet.send_raw((getattr(fleet.names, topic), key, value) for topic, key, value in bad[step * 50 :][:50])
+        if step == 4:
+            killed.append(eventually(lambda: worker.learner, what="it learns"))
+            os.kill(killed[0], signal.SIGKILL)
 
     play(golden, fleet, disturb)
     as_golden(fleet, golden)
@@ -173,6 +145,10 @@ def test_poison_costs_one_dead_letter_each_and_nothing_else(fleet: Fleet, golden
     status, body = worker.ask("/readyz")
     assert (status, "\n- dead-letters: " in body) == (200, True)
     assert any(line["message"].startswith("trouble dead-letters") for line in worker.lines)
+    successor = eventually(lambda: worker.learner)
+    assert successor != killed[0]
+    worker.kill(alone=True)
+    eventually(lambda: not Path(f"/proc/{successor}").exists(), what="the learner process ends with its worker")
 
 
 def test_split_sessions_no_room_and_garbage_progress_are_reported(fleet: Fleet) -> None:
@@ -181,7 +157,8 @@ def test_split_sessions_no_room_and_garbage_progress_are_reported(fleet: Fleet) 
     fleet.send_raw([(fleet.names.journal, None, garbage)])
     sent = arrivals(140, seconds=5)
     fleet.set_clock(START + 5_000)
-    fleet.send(sent)
+    # The marks of a transaction at the ends of the partitions do not hold progress back.
+    fleet.send_raw([(fleet.names.arrivals, one.session.encode(), one.value) for one in sent], fleet.names.prefix)
     eventually(lambda: len(fleet.answered()) == 140, what="every arrival is answered")
     click = {"occurred_at": START + 5_000, "position": 1, "arm": "ad-0", "clicked": True}
     fleet.send_raw(
@@ -241,18 +218,3 @@ def test_a_worker_goes_on_with_a_broker_that_lost_its_disk_once_the_topics_are_t
         eventually(lambda: len(fleet.answered()) == 20, what="it serves again")
         eventually(lambda: worker.ready and worker.has_version(0), what="it learns again")
         assert fleet.running == [worker], "it was not restarted"
-
-
-def test_the_mark_of_a_transaction_at_the_end_of_a_partition_does_not_hold_progress_back(fleet: Fleet) -> None:
-    fleet.set_clock(START + SECOND)
-    fleet.serving()
-    records = [(fleet.names.arrivals, one.session.encode(), one.value) for one in arrivals(40, seconds=1)]
-    fleet.send_raw(records, transaction=fleet.names.prefix)
-    eventually(lambda: len(fleet.answered()) == 40, what="every arrival is answered")
-    fleet.set_clock(START + 2 * SECOND)
-
-    def partitions_at(time: int) -> set[int]:
-        bodies = [orjson.loads(record.value) for record in fleet.read(fleet.names.journal)]
-        return {body["partition"] for body in bodies if body["kind"] == "progress" and body["time"] == time}
-
-    eventually(lambda: partitions_at(START + 2 * SECOND) == set(range(4)), what="every partition makes progress")

@@ -18,7 +18,7 @@ from tests.metrics.episodes import WINDOW, an_episode
 from tests.programs import needs
 from worker.embedded.state import StateFolder
 from worker.metrics import CATALOGUE, CONSUMED, IDENTITIES, Histogram, Metrics
-from worker.metrics.history import DURATION_BOUNDS, MOST_MARKS, MOST_WINDOWS, quantile
+from worker.metrics.history import DURATION_BOUNDS, MOST_MARKS, MOST_WINDOWS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
 from worker.stream.chance import Shares
@@ -273,12 +273,6 @@ def test_lag_is_shown_for_the_consumed_topics_only():
         metrics.consumer_lag("somewhere", 1)
 
 
-def test_a_quantile_is_the_upper_bound_of_its_bucket():
-    assert quantile((1.0, 2.0), (50, 50, 0), 0.5) == 1.0
-    assert quantile((1.0, 2.0), (50, 50, 0), 0.51) == 2.0
-    assert quantile((1.0, 2.0), (0, 0, 9), 0.5) is quantile((1.0, 2.0), (0, 0, 0), 0.5) is None
-
-
 # ── history ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -306,7 +300,7 @@ def test_a_snapshot_does_not_change():
     metrics.batch(Emits(tally=Tally(arrivals=1, opened=1)), 1, 0.1)
     metrics.episode(an_episode())
     assert (before.now.tally.arrivals, before.windows, before.numbers["episodes_closed_total"]) == (1, (), 0)
-    assert before.histograms["batch_records"][()].sum == 1
+    assert before.now.histograms["batch_records"][()].sum == 1
 
 
 def test_the_shares_of_learning_and_the_sessions_on_both_sides_are_shown():

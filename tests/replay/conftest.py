@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from worker.replay.report import ReplayReport
@@ -14,7 +13,7 @@ from worker.replay.verify import verify
 from worker.stream.parameters import Parameters
 
 from ..golden.recording import record
-from .logs import Document, Recorded, Replay, lines_of
+from .logs import Document, Recorded, Replay, lines_of, write
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +47,6 @@ def replayed(tmp_path: Path) -> Replay:
     """Replay lines; verify them by default."""
 
     def replay(lines: Iterable[Document], how: Replay = verify, **options: Any) -> ReplayReport:
-        (tmp_path / "log").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-        return how(str(tmp_path / "log"), **options)
+        return how(write(tmp_path / "log", lines), **options)
 
     return replay

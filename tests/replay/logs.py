@@ -35,6 +35,11 @@ def lines_of(path: Path) -> list[Document]:
         return [orjson.loads(encode_line(line.record, line.headers)) for line in log]
 
 
+def write(path: Path, lines: Iterable[Document]) -> str:
+    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    return str(path)
+
+
 def of(lines: Iterable[Document], *names: str) -> list[Document]:
     return [line for line in lines if line["topic"].removeprefix("ads.") in names]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -27,8 +26,7 @@ ARMS = tuple(
 )
 
 
-@dataclass
-class Recording:
+class Recording(NamedTuple):
     """A recorded run."""
 
     path: str

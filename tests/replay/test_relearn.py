@@ -18,7 +18,7 @@ from .logs import Document, Recorded, Replay, change, hashes, journal, of, paylo
 def test_slates_come_from_decisions_and_are_planned_where_none_is_recorded(plain: Recorded, replayed: Replay) -> None:
     for missing, pinned in (("journal",), 160), (("journal", "decisions"), 0):
         report = replayed(without(plain.lines, *missing), relearn)
-        assert (report.pinned, report.planned) == (pinned, 160 - pinned)
+        assert (report.slates_recorded, report.slates_planned) == (pinned, 160 - pinned)
         assert report.mismatches == 0
         assert report.versions[-1].sha256 == plain.final.sha256
 
@@ -89,7 +89,7 @@ def test_learning_continues_from_the_oldest_version_of_the_log(lines, final, rep
 def test_a_rollback_to_a_version_before_the_log_is_reported(lines: list[Document], replayed: Replay) -> None:
     report = replayed(lines[int(len(lines) * 0.6) :], relearn)
     assert report.mismatches == 0
-    assert report.lost == 8
+    assert report.lost_after == 8
 
 
 def test_rounding_of_another_machine_is_a_mismatch_unless_tolerated(plain: Recorded, replayed: Replay) -> None:

@@ -23,6 +23,7 @@ from worker.stream.versions import Versions
 from ..golden.recording import FACTS, GOLDEN, START, Run, fingerprint, record
 from .logs import (
     Document,
+    Recorded,
     Replay,
     change,
     hashes,
@@ -33,6 +34,7 @@ from .logs import (
     payload,
     recorded_hashes,
     shuffled,
+    without,
 )
 
 both = pytest.mark.parametrize("how", [verify, relearn])
@@ -213,7 +215,7 @@ def test_the_golden_log_is_reproduced() -> None:
 def test_the_golden_log_has_every_topic_mode_and_order() -> None:
     report = verify(str(GOLDEN))
     # An embedded runner has no history topic: its log has every version anyway.
-    assert [topic for topic, count in report.counts.items() if not count] == ["parameters-history"]
+    assert [topic for topic, count in report.topics.items() if not count] == ["parameters-history"]
     assert set(report.modes) >= {"warmup", "random", "explore"}
     kinds = {payload(line)["kind"] for line in of(lines_of(GOLDEN), "journal")}
     assert kinds == {"opened", "feedback", "progress", "arm", "command"}
@@ -270,8 +272,50 @@ def test_what_is_far_ahead_of_its_record_is_passed_over_as_the_learner_did(lines
     after = replayed([*lines, *records], how)
     assert hashes(after) == hashes(before)
     assert after.mismatches == 0
-    assert after.span == before.span
+    assert (after.first_at, after.last_at) == (before.first_at, before.last_at)
     # Without timestamps, they count: an hour later all windows are closed.
     for one in records:
         one["ts"] = -1
     assert len(replayed([*lines, *records], how).versions) > len(before.versions)
+
+
+# ── a share of the sessions ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module", params=["ucbbp", "aucbbp"])
+def sampled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    path = tmp_path_factory.mktemp("sampled") / "log"
+    settings = {"learn_at_most": 12, "policy": request.param}
+    runner = record(path, sessions=240, settings=settings, oddities=request.param == "ucbbp")
+    return Recorded(final=runner.versions.newest, lines=lines_of(path))
+
+
+def test_the_log_verifies_and_learning_again_gives_the_same_versions(sampled: Recorded, replayed: Replay) -> None:
+    opened = {payload(line)["session_id"] for line in journal(sampled.lines, "opened")}
+    shares = {payload(line).get("share", 1.0) for line in journal(sampled.lines, "opened")}
+    assert len(opened) < 0.7 * 240
+    assert min(shares) < 0.5
+    assert any("opened" in payload(line) for line in journal(sampled.lines, "progress"))
+    for report in is_reproduced(sampled.lines, replayed):
+        assert report.sessions >= 230
+
+
+def test_a_share_that_does_not_fit_the_plan_is_a_mismatch(sampled: Recorded, replayed: Replay) -> None:
+    lines = sampled.copy()
+    line = next(line for line in journal(lines, "opened") if payload(line).get("share", 1.0) < 1)
+    change(line, share=payload(line)["share"] / 2)
+    report = replayed(lines)
+    assert "share" in {mismatch["name"] for mismatch in report.findings.as_json()}
+
+
+def test_without_a_journal_and_with_other_settings_the_sessions_are_chosen_anew(
+    sampled: Recorded, replayed: Replay
+) -> None:
+    for lines, options in (
+        (without(sampled.lines, "journal"), {}),
+        (sampled.lines, {"changes": {"learn_at_most": 6}}),
+        (sampled.lines, {"changes": {"learn_at_most": 0}}),
+    ):
+        report = replayed(lines, relearn, **options)
+        assert report.sessions >= 230, "all sessions are counted"
+        assert len(report.versions) >= 5

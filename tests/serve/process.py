@@ -64,7 +64,7 @@ class ServeProcess:
                 cwd=self.folder,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=5):
@@ -87,7 +87,7 @@ class ServeProcess:
         """Let it end; return its exit code."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(60)
+        return self.process.wait(300)
 
     def __enter__(self) -> ServeProcess:
         self.start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from worker.http.service import Answer, ArriveRequest, FeedbackRequest, Unavaila
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.runner import ServeRunner
-from worker.serve.service import EmbeddedService
 from worker.serve.store import ServeStore
 from worker.stream.chance import Shares, journaled
-from worker.stream.decoding import Limits, Rejected
+from worker.stream.decoding import Rejected
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Topics
@@ -67,13 +66,12 @@ class Scene:
             progress_interval=3600.0,
             **more,
         )
-        self.service = EmbeddedService(self.runner, Limits(), secret=more.get("secret"))
 
     def later(self, seconds: float = 10.0) -> float:
         return asyncio.get_running_loop().time() + seconds
 
     async def arrive(self, name: str, context: str = "[1,2]", **more: bytes) -> Any:
-        return document(await self.service.arrive(ArriveRequest(name, context.encode(), **more), self.later()))
+        return document(await self.runner.arrive(ArriveRequest(name, context.encode(), **more), self.later()))
 
     async def report(self, decision: Any, clicked: bool) -> Any:
         token = {"token": decision["tokens"][0]} if "tokens" in decision else {}
@@ -81,7 +79,7 @@ class Scene:
             decision["session_id"],
             members(position=decision["position"], arm=decision["arm"], clicked=clicked, **token),
         )
-        return document(await self.service.feedback(request, self.later()))
+        return document(await self.runner.feedback(request, self.later()))
 
     def facts(self, kind: str = "") -> list[Any]:
         """Return what the journal has on disk: facts of a kind, or all but progress."""
@@ -95,187 +93,152 @@ def document(answer: Answer | None) -> Any:
     return json.loads(answer.body())
 
 
-def play(folder: Path, story: Callable[[Scene], Awaitable[None]], **more: Any) -> Scene:
-    """Run a story with a fresh runner; return the scene."""
-    found: list[Scene] = []
-
-    async def run() -> None:
+@asynccontextmanager
+async def playing(folder: Path, **more: Any) -> AsyncIterator[Scene]:
+    """Run a fresh runner meanwhile."""
+    with CountingFolder(folder) as state:
         scene = Scene(state, **more)
-        found.append(scene)
         running = asyncio.create_task(scene.runner.run())
         try:
-            await story(scene)
+            yield scene
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    with CountingFolder(folder) as state:
-        asyncio.run(run())
-    return found[0]
 
-
-def in_a_scene(**more: Any) -> Callable[[Callable[[Scene], Awaitable[None]]], Callable[[Path], None]]:
-    """Make a test of what happens in a fresh scene."""
-
-    def test_of(told: Callable[[Scene], Awaitable[None]]) -> Callable[[Path], None]:
-        def test(tmp_path: Path) -> None:
-            play(tmp_path, told, **more)
-
-        return test
-
-    return test_of
-
-
-def test_a_session_goes_through_its_slate_until_it_is_exhausted(tmp_path):
-    async def story(scene: Scene) -> None:
+async def test_a_session_goes_through_its_slate_until_it_is_exhausted(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
         decision = await scene.arrive("s")
         slate = decision["slate"]
         for position, arm in enumerate(slate, start=1):
             assert (decision["position"], decision["arm"]) == (position, arm)
             decision = await scene.report(decision, clicked=False)
         assert decision == {"session_id": "s", "ended": "exhausted"}
-
-    scene = play(tmp_path, story)
     assert [fact["kind"] for fact in scene.facts()] == ["opened", "feedback", "feedback", "feedback"]
 
 
-@in_a_scene()
-async def test_what_was_answered_is_in_the_folder(scene: Scene) -> None:
-    await scene.arrive("s")
-    assert [fact["session_id"] for fact in scene.facts()] == ["s"]
+async def test_an_arrival_that_comes_again_has_the_same_answer(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        first = await scene.arrive("s")
+        scene.now += 5_000
+        assert await scene.arrive("s") == first
+        together = await asyncio.gather(*(scene.arrive("t") for _ in range(5)))
+        assert all(one == together[0] for one in together)
+        with pytest.raises(Rejected, match="session-reused"):
+            await scene.arrive("s", "[2,1]")
+        after = await scene.report(first, clicked=False)
+        assert await scene.arrive("s") == after
 
 
-@in_a_scene()
-async def test_an_arrival_that_comes_again_has_the_same_answer(scene: Scene) -> None:
-    first = await scene.arrive("s")
-    scene.now += 5_000
-    assert await scene.arrive("s") == first
-    together = await asyncio.gather(*(scene.arrive("t") for _ in range(5)))
-    assert all(one == together[0] for one in together)
-    with pytest.raises(Rejected, match="session-reused"):
-        await scene.arrive("s", "[2,1]")
-    after = await scene.report(first, clicked=False)
-    assert await scene.arrive("s") == after
+async def test_feedback_that_comes_again_counts_once(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        decision = await scene.arrive("s")
+        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
+        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
+        assert scene.metrics.snapshot().now.tally.clicks.total() == 1
 
 
-@in_a_scene()
-async def test_feedback_that_comes_again_counts_once(scene: Scene) -> None:
-    decision = await scene.arrive("s")
-    assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
-    assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
-    assert scene.metrics.snapshot().now.tally.clicks.total() == 1
+async def test_many_requests_are_one_transaction(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        before = scene.state.commits
+        await asyncio.gather(*(scene.arrive(f"s{number}") for number in range(50)))
+        assert scene.state.commits <= before + 2
 
 
-@in_a_scene()
-async def test_many_requests_are_one_transaction(scene: Scene) -> None:
-    before = scene.state.commits
-    await asyncio.gather(*(scene.arrive(f"s{number}") for number in range(50)))
-    assert scene.state.commits <= before + 2
+async def test_mistakes_have_the_reasons_of_dead_letters(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        decision = await scene.arrive("s")
+        for wrong, reason in (
+            ({"arm": "nothing"}, "unknown-arm"),
+            ({"arm": decision["slate"][1]}, "arm-mismatch"),
+            ({"position": 7}, "position"),
+        ):
+            with pytest.raises(Rejected) as caught:
+                await scene.report({**decision, **wrong}, clicked=True)
+            assert caught.value.reason == reason
+        with pytest.raises(Rejected, match="dimension"):
+            await scene.arrive("t", "[1]")
+        with pytest.raises(UnknownSessionError):
+            await scene.report({**decision, "session_id": "nobody"}, clicked=True)
+        assert "nobody" not in scene.runner.serving.table
 
 
-@in_a_scene()
-async def test_mistakes_have_the_reasons_of_dead_letters(scene: Scene) -> None:
-    decision = await scene.arrive("s")
-    for wrong, reason in (
-        ({"arm": "nothing"}, "unknown-arm"),
-        ({"arm": decision["slate"][1]}, "arm-mismatch"),
-        ({"position": 7}, "position"),
-    ):
-        with pytest.raises(Rejected) as caught:
-            await scene.report({**decision, **wrong}, clicked=True)
-        assert caught.value.reason == reason
-    with pytest.raises(Rejected, match="dimension"):
-        await scene.arrive("t", "[1]")
-    with pytest.raises(UnknownSessionError):
-        await scene.report({**decision, "session_id": "nobody"}, clicked=True)
-    assert "nobody" not in scene.runner.serving.table
+async def test_a_session_whose_time_is_over_has_expired(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        decision = await scene.arrive("s")
+        scene.now += 60_001
+        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "expired"}
+        assert document(await scene.runner.session("s"))["ended"] == "expired"
 
 
-@in_a_scene()
-async def test_a_good_request_beside_a_bad_one_is_answered(scene: Scene) -> None:
-    good, bad = await asyncio.gather(scene.arrive("good"), scene.arrive("bad", "[1]"), return_exceptions=True)
-    assert good["arm"]
-    assert isinstance(bad, Rejected)
+async def test_tokens_are_asked_for_where_there_is_a_secret(tmp_path: Path) -> None:
+    async with playing(tmp_path, secret=Secret(b"0123456789abcdef")) as scene:
+        decision = await scene.arrive("s")
+        assert document(await scene.runner.session("s")) == decision
+        with pytest.raises(Rejected, match="token"):
+            await scene.report({**decision, "tokens": decision["tokens"][1:]}, clicked=False)
+        assert (await scene.report(decision, clicked=False))["position"] == 2
 
 
-@in_a_scene()
-async def test_a_session_whose_time_is_over_has_expired(scene: Scene) -> None:
-    decision = await scene.arrive("s")
-    scene.now += 60_001
-    assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "expired"}
-    assert document(await scene.service.session("s"))["ended"] == "expired"
-
-
-@in_a_scene(secret=Secret(b"0123456789abcdef"))
-async def test_tokens_are_asked_for_where_there_is_a_secret(scene: Scene) -> None:
-    decision = await scene.arrive("s")
-    assert document(await scene.service.session("s")) == decision
-    with pytest.raises(Rejected, match="token"):
-        await scene.report({**decision, "tokens": decision["tokens"][1:]}, clicked=False)
-    assert (await scene.report(decision, clicked=False))["position"] == 2
-
-
-def test_without_room_fallback_ads_are_answered_and_nothing_is_kept(tmp_path):
-    async def story(scene: Scene) -> None:
+async def test_without_room_fallback_ads_are_answered_and_nothing_is_kept(tmp_path: Path) -> None:
+    async with playing(tmp_path, max_open_sessions=1) as scene:
         assert (await scene.arrive("one"))["mode"] != "fallback"
         answer = await scene.arrive("two")
         assert (answer["mode"], answer["slate"]) == ("fallback", ["coat", "shoe", "hat"])
         with pytest.raises(UnknownSessionError):
             await scene.report(answer, clicked=True)
-
-    scene = play(tmp_path, story, max_open_sessions=1)
     assert {fact["session_id"] for fact in scene.facts()} == {"one"}
 
 
-@in_a_scene()
-async def test_time_never_goes_back(scene: Scene) -> None:
-    first = await scene.arrive("one")
-    scene.now -= 10_000
-    assert (await scene.arrive("two"))["arrived_at"] >= first["arrived_at"]
+async def test_time_never_goes_back(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        first = await scene.arrive("one")
+        scene.now -= 10_000
+        assert (await scene.arrive("two"))["arrived_at"] >= first["arrived_at"]
 
 
 # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@in_a_scene()
-async def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(scene: Scene) -> None:
-    decision = await scene.arrive("known")
-    release = _hold(scene)
-    request = ArriveRequest("s", b"[1,2]", exclude=b'["coat"]')
-    answer = document(await scene.service.arrive(request, scene.later(0.01)))
-    assert (answer["fallback"], answer["mode"], answer["slate"]) == (True, "fallback", ["shoe", "hat"])
-    fields = members(position=1, arm=decision["arm"], clicked=False)
-    answer = document(await scene.service.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
-    assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
-    early = FeedbackRequest("s2", fields)
-    arriving = asyncio.ensure_future(scene.service.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
-    with pytest.raises(UnavailableError, match="deadline"):
-        await scene.service.feedback(early, scene.later(0.01))
-    release.set()
-    assert (await arriving).session_id == "s2"
-    after = await scene.arrive("s", exclude=b'["coat"]')
-    assert "fallback" not in after
-    assert document(await scene.service.session("known"))["position"] == 2
+async def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        decision = await scene.arrive("known")
+        release = _hold(scene)
+        request = ArriveRequest("s", b"[1,2]", exclude=b'["coat"]')
+        answer = document(await scene.runner.arrive(request, scene.later(0.01)))
+        assert (answer["fallback"], answer["mode"], answer["slate"]) == (True, "fallback", ["shoe", "hat"])
+        fields = members(position=1, arm=decision["arm"], clicked=False)
+        answer = document(await scene.runner.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
+        assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
+        early = FeedbackRequest("s2", fields)
+        arriving = asyncio.ensure_future(scene.runner.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
+        with pytest.raises(UnavailableError, match="deadline"):
+            await scene.runner.feedback(early, scene.later(0.01))
+        release.set()
+        assert (await arriving).session_id == "s2"
+        after = await scene.arrive("s", exclude=b'["coat"]')
+        assert "fallback" not in after
+        assert document(await scene.runner.session("known"))["position"] == 2
 
 
-@in_a_scene(secret=Secret(b"0123456789abcdef"))
-async def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(scene: Scene) -> None:
-    decision = await scene.arrive("known")
-    arm, token = decision["arm"], decision["tokens"][0]
-    release = _hold(scene)
-    for name, fields, reason in (
-        ("nobody", {"position": 1, "arm": arm, "clicked": True}, None),
-        ("known", {"position": 1, "arm": arm, "clicked": True, "token": "forged"}, "token"),
-        ("known", {"position": 9, "arm": arm, "clicked": True, "token": token}, "position"),
-        ("known", {"position": 1, "clicked": True}, "invalid"),
-    ):
-        with pytest.raises((Rejected, UnknownSessionError)) as refused:
-            await scene.service.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
-        assert getattr(refused.value, "reason", None) == reason
-    with pytest.raises(Rejected) as wrong:
-        await scene.service.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
-    assert wrong.value.reason == "dimension"
-    release.set()
+async def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(tmp_path: Path) -> None:
+    async with playing(tmp_path, secret=Secret(b"0123456789abcdef")) as scene:
+        decision = await scene.arrive("known")
+        arm, token = decision["arm"], decision["tokens"][0]
+        release = _hold(scene)
+        for name, fields, reason in (
+            ("nobody", {"position": 1, "arm": arm, "clicked": True}, None),
+            ("known", {"position": 1, "arm": arm, "clicked": True, "token": "forged"}, "token"),
+            ("known", {"position": 9, "arm": arm, "clicked": True, "token": token}, "position"),
+            ("known", {"position": 1, "clicked": True}, "invalid"),
+        ):
+            with pytest.raises((Rejected, UnknownSessionError)) as refused:
+                await scene.runner.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
+            assert getattr(refused.value, "reason", None) == reason
+        with pytest.raises(Rejected) as wrong:
+            await scene.runner.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
+        assert wrong.value.reason == "dimension"
+        release.set()
 
 
 def _hold(scene: Scene) -> asyncio.Event:
@@ -293,8 +256,8 @@ def _hold(scene: Scene) -> asyncio.Event:
 # ── the disk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_where_a_batch_cannot_be_committed_nothing_is_answered_any_more(tmp_path):
-    async def run() -> None:
+async def test_where_a_batch_cannot_be_committed_nothing_is_answered_any_more(tmp_path: Path) -> None:
+    with CountingFolder(tmp_path) as state:
         scene = Scene(state)
         running = asyncio.create_task(scene.runner.run())
         await scene.arrive("s")
@@ -305,39 +268,27 @@ def test_where_a_batch_cannot_be_committed_nothing_is_answered_any_more(tmp_path
             await running
         with pytest.raises(UnavailableError):
             await scene.arrive("u")
-        assert scene.service.ready() is not None
+        assert scene.runner.ready() is not None
         assert [fact["session_id"] for fact in scene.facts()] == ["s"]
 
-    with CountingFolder(tmp_path) as state:
-        asyncio.run(run())
+
+async def test_a_runner_that_is_started_again_knows_its_sessions(tmp_path: Path) -> None:
+    async with playing(tmp_path) as before:
+        answer = await before.report(await before.arrive("s"), clicked=False)
+    async with playing(tmp_path) as after:
+        assert document(await after.runner.session("s")) == answer
+        assert await after.runner.session("nobody") is None
 
 
-def test_a_runner_that_is_started_again_knows_its_sessions(tmp_path):
-    answers: list[Any] = []
-
-    async def before(scene: Scene) -> None:
-        answers.append(await scene.report(await scene.arrive("s"), clicked=False))
-
-    async def after(scene: Scene) -> None:
-        assert document(await scene.service.session("s")) == answers[0]
-        assert await scene.service.session("nobody") is None
-
-    play(tmp_path, before)
-    play(tmp_path, after)
-
-
-def test_beyond_the_budget_a_share_is_journaled_and_progress_counts_all(tmp_path: Path) -> None:
+async def test_beyond_the_budget_a_share_is_journaled_and_progress_counts_all(tmp_path: Path) -> None:
     names = [f"user-{n}" for n in range(30)]
-
-    async def story(scene: Scene) -> None:
+    async with playing(tmp_path) as scene:
         scene.versions.replace_first(replace(scene.versions.newest, shares=Shares(0.3, 0.3)))
         for name in names:
             await scene.report(await scene.arrive(name), True)
         scene.now += 3_600_000
         with suppress(UnknownSessionError):
             await scene.report({"session_id": "nobody", "position": 1, "arm": "hat"}, True)
-
-    scene = play(tmp_path, story)
     kept = {name for name in names if journaled(LEARNING.salt, name, 0.3) != 0}
     assert {(fact["kind"], fact["session_id"]) for fact in scene.facts()} == {
         (kind, name) for kind in ("opened", "feedback") for name in kept

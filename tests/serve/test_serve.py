@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import socket
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -13,7 +11,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.http.test_connections import fuzzed
 from tests.serve.process import ServeProcess
 from worker.cli.main import main
 
@@ -22,13 +19,13 @@ from worker.cli.main import main
 def server(tmp_path_factory):
     # A folder with a long name: the path of a socket may have about a hundred bytes.
     folder = tmp_path_factory.mktemp("x" * 120)
-    with ServeProcess(folder, "--lateness", "200ms", "--deadline", "30s") as running:
+    with ServeProcess(folder, "--lateness", "200ms", "--deadline", "60s") as running:
         yield running
 
 
 def ask(server: ServeProcess, path: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    with urlopen(Request(server.url + path, data), timeout=30) as response:
+    with urlopen(Request(server.url + path, data), timeout=300) as response:
         return response.read() if path == "/metrics" else json.load(response)
 
 
@@ -62,26 +59,13 @@ def test_orders_go_through_the_running_process(server, capsys, tmp_path):
     assert ask(server, "/status.json")["parameters"]["version"] > version
 
 
-def test_fuzzed_requests_do_not_stop_the_answers(server):
-    chance = random.Random(5)
-    for _ in range(300):
-        request, _ = fuzzed(chance)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-            connection.sendall(request)
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_WR)
-                head = connection.recv(65_536)
-                assert not head or head[9:10] in b"24", (request, head)
-    assert ask(server, "/v1/sessions", {"session_id": "after", "context": [0.5, -1]})["arm"]
-
-
 def test_a_second_server_does_not_start_on_the_same_folder(server, capsys):
     assert main(["serve", "--state", str(server.state), "--port", "0"]) == 1
     assert "another process uses" in capsys.readouterr().err
 
 
 def test_a_full_disk_ends_the_server_and_nothing_is_answered_that_is_not_kept(tmp_path: Path):
-    server = ServeProcess(tmp_path, "--deadline", "30s")
+    server = ServeProcess(tmp_path, "--deadline", "60s")
     answered: dict[str, Any] = {}
     with server:
         assert server.stop() == 0
@@ -91,7 +75,7 @@ def test_a_full_disk_ends_the_server_and_nothing_is_answered_that_is_not_kept(tm
                 name = f"s{len(answered)}"
                 answered[name] = ask(server, "/v1/sessions", {"session_id": name, "context": [0.5, -1]})
         assert server.process is not None
-        assert server.process.wait(60) == 1
+        assert server.process.wait(300) == 1
         assert "cannot be written" in server.output
         assert "Traceback" not in server.output
         server.start()

@@ -44,31 +44,9 @@ def test_all_policies_meet_the_same_world_users_and_moods():
     assert len({run.regret[11] for run in runs}) > 1
 
 
-def test_regret_is_never_negative_and_only_clicks_earn():
-    run = run_task(SHORT, ExperimentTask(policy="aucbbp", users=20, seed=0))
-    assert min(run.regret) >= -1e-12
-    assert len(run.regret) == len(run.reward) == len(run.explored) == SHORT.episodes
-    assert 0 < sum(run.reward) <= run.clicks  # revenues are at most 1
-    assert run.clicks < run.displays <= 20 * SHORT.horizon * SHORT.episodes
-
-
 def test_the_warm_up_explores_everything_and_greedy_nothing_after_it():
     run = run_task(SHORT, ExperimentTask(policy="greedy", users=20, seed=0))
     assert run.explored == (1.0,) * 2 + (0.0,) * 10
-
-
-def test_aucbbp_explores_less_and_less():
-    run = run_task(replace(SHORT, episodes=40), ExperimentTask(policy="aucbbp", users=50, seed=0))
-    assert run.explored[2] > run.explored[10] > run.explored[39] > 0
-
-
-def test_the_estimate_is_close_where_it_is_used():
-    run = run_task(
-        ExperimentSettings(environment="uniform", episodes=100), ExperimentTask(policy="ucbbp", users=50, seed=1)
-    )
-    assert run.log_odds_error < 0.25
-    assert run.theta_error >= run.log_odds_error / 10
-    assert run.projection == pytest.approx(1, abs=0.4)
 
 
 def test_a_fold_without_a_usable_estimate_is_counted_and_keeps_the_old_one(monkeypatch):
@@ -127,12 +105,6 @@ def test_the_warm_up_displays_all_arms_equally_often(environment, monkeypatch):
         assert displays.max() - displays.min() <= 1
 
 
-def test_the_radius_of_the_theorem_is_above_zero_without_a_warm_up():
-    settings = replace(SHORT, warmup=0, beta="theory")
-    first = experiment._Experiment(settings, ExperimentTask(policy="ucbbp", users=5, seed=0))
-    assert first._beta() > 1
-
-
 # ── users who leave ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -141,14 +113,6 @@ def test_answer_rates_are_learned_where_users_leave_unless_told_otherwise():
     assert ExperimentSettings(stay=0.9).answers == "learned"
     assert ExperimentSettings(environment="leaving").answers == "learned"
     assert ExperimentSettings(environment="leaving", answers="all").answers == "all"
-
-
-def test_learned_answer_rates_are_those_of_the_world():
-    settings = ExperimentSettings(environment="leaving", episodes=60)
-    made = experiment._Experiment(settings, ExperimentTask(policy="random", users=100, seed=1))
-    made.run()
-    rates = made.answers.rates()
-    assert rates.arms * rates.positions[0] == pytest.approx(made.world.stay, abs=0.06)
 
 
 def test_a_mute_ad_takes_over_unless_answer_rates_are_learned():
@@ -163,13 +127,20 @@ def test_a_mute_ad_takes_over_unless_answer_rates_are_learned():
 # ── tastes, features and new arms ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_personal_model_learns_tastes_and_the_additive_one_cannot():
+@pytest.mark.parametrize(
+    ("environment", "changes", "learned", "missed"),
+    [("tastes", {"episodes": 60}, 0.05, 0.2), ("digits", {"dim": 64, "horizon": 3, "episodes": 50}, 0.3, 0.4)],
+)
+def test_the_personal_model_learns_tastes_and_digits_and_the_additive_one_cannot(environment, changes, learned, missed):
+    if environment == "digits":
+        pytest.importorskip("sklearn")
+
     def lost(model):
-        settings = ExperimentSettings(environment="tastes", model=model, episodes=60)
+        settings = ExperimentSettings(environment=environment, model=model, **changes)
         return run_task(settings, ExperimentTask(policy="ucbbp", users=50, seed=1000)).lost(41)
 
-    assert lost("personal") < 0.05
-    assert lost("additive") > 0.2
+    assert lost("personal") < learned
+    assert lost("additive") > missed
 
 
 def test_new_arms_with_features_start_where_arms_like_them_are():
@@ -193,8 +164,9 @@ def test_new_arms_are_neither_shown_nor_missed_before_they_come():
     best = run_task(whole, ExperimentTask(policy="random", users=50, seed=0)).oracle
     for t in range(1, 13):
         _, oracle, _, _ = made._episode(t)
-        assert made._slates.arms.max() < settings.arms_at(t)
-        assert made.belief.arms == made.answers.arms == settings.arms_at(t)
+        arms = 6 if t < 8 else 10
+        assert made._slates.arms.max() < arms
+        assert made.belief.arms == made.answers.arms == arms
         assert oracle == pytest.approx(best[t - 1]) if t >= 8 else oracle < best[t - 1]
 
 

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 from tests.stream.scenes import decision
 from worker.bandit.arrays import NO_ARM, sigmoid
-from worker.errors import InputError
 from worker.simulation.environments import make_environment
-from worker.simulation.poison import KINDS, spoilt
-from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
+from worker.simulation.users import BEGINNING, KINDS, TIDY, Habits, Sent, Users, spoilt
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
 from worker.stream.encoding import encode_arrival
 from worker.stream.events import Arrival
 
-ARMS = ("shoes", "hats", "coats")
+ARMS = ("ad-1", "ad-2", "ad-3")
 HORIZON = 4
 
 
@@ -27,7 +25,7 @@ def crowd(
     *, seed: int = 0, rate: float = 40, habits: Habits | None = None, name: str = "user", environment: str = "uniform"
 ) -> Users:
     world = make_environment(environment, dim=3, arms=len(ARMS), generator=np.random.default_rng(seed))
-    return Users(world, ARMS, horizon=HORIZON, rate=rate, seed=seed, habits=habits, name=name)
+    return Users(world, horizon=HORIZON, rate=rate, seed=seed, habits=habits, name=name)
 
 
 def feedback_of(records: list[Sent]) -> list[tuple[int, bool]]:
@@ -54,13 +52,8 @@ def test_the_same_seed_gives_the_same_users_whatever_was_drawn_before():
     one, other = crowd(), crowd()
     other.arrivals(5)
     other.expire(BEGINNING + 10**9)
-    assert one.arrivals(2) == other.arrivals(2)
-
-
-def test_another_seed_or_period_gives_other_users():
-    users = crowd()
-    assert users.arrivals(0) != users.arrivals(1)
-    assert users.arrivals(0) != crowd(seed=1).arrivals(0)
+    assert one.arrivals(2) == other.arrivals(2) != one.arrivals(1)
+    assert one.arrivals(2) != crowd(seed=1).arrivals(2)
 
 
 def test_users_come_within_their_period_and_records_reach_the_worker_in_the_order_of_time():
@@ -70,12 +63,6 @@ def test_users_come_within_their_period_and_records_reach_the_worker_in_the_orde
     arrived = users.cohort(3).arrived_at
     assert arrived == sorted(arrived)
     assert all(users.period_of(time) == 3 for time in arrived)
-
-
-def test_the_mean_number_of_users_is_the_rate():
-    users = crowd(rate=30)
-    counts = [len(users.cohort(period)) for period in range(100)]
-    assert abs(np.mean(counts) - 30) < 4 * np.sqrt(30 / 100)
 
 
 def test_the_user_of_a_session_is_found_and_foreign_sessions_are_ignored():
@@ -151,12 +138,6 @@ def test_displays_of_a_world_where_users_leave_are_answered_at_the_rate_of_their
         assert (answered >= 1).mean() == pytest.approx(stay, abs=0.03)
 
 
-def test_unknown_arms_are_never_clicked():
-    users = crowd(rate=300, habits=TIDY)
-    for index in range(len(users.cohort(0))):
-        assert walk(users, users.session_id(0, index), ("unknown",) * 2) == [(1, False), (2, False)]
-
-
 def test_answers_carry_the_token_of_their_display():
     users = crowd(habits=Habits(prefetching=1, silent=0, leaving=0))
     records = users.answer(decision(users.session_id(0, 0), ("x", "y"), tokens=("one", "two")), BEGINNING)
@@ -176,11 +157,6 @@ def test_answers_follow_the_decision_and_a_look_at_the_display():
 
 
 # ── untidy users ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_silent_users_never_answer():
-    users = crowd(rate=50, habits=Habits(silent=1))
-    assert all(users.answer(decision(key.key.decode(), ARMS), BEGINNING) == [] for key in users.arrivals(0))
 
 
 def test_some_records_arrive_twice_and_those_of_tidy_users_never():
@@ -230,17 +206,3 @@ def test_poison_is_rejected_for_the_reason_it_is_named_after(kind):
         else:
             decode_feedback(value, limits=Limits(), horizon=HORIZON, timestamp=BEGINNING)
     assert rejected.value.reason == kind
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"silent": 1.5}, {"poison": -0.1}, {"look": (5, 4)}, {"transit": (-1, 4)}, {"held_up": -1}, {"patience": -1}],
-)
-def test_impossible_habits_are_refused(wrong):
-    with pytest.raises(InputError):
-        Habits(**wrong)
-
-
-def test_users_need_a_name_for_every_arm():
-    with pytest.raises(InputError, match="2 names for 3 arms"):
-        Users(crowd().world, ARMS[:2], horizon=2, rate=1)

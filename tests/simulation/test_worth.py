@@ -13,13 +13,13 @@ from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Users
 from worker.simulation.worth import Valuer
 
-ARMS = ("a", "b", "c", "d")
+ARMS = ("ad-1", "ad-2", "ad-3", "ad-4")
 HORIZON = 3
 
 
 def crowd(rate: float = 6, environment: str = "opposite") -> Users:
     world = make_environment(environment, dim=2, arms=len(ARMS), generator=np.random.default_rng(3))
-    return Users(world, ARMS, horizon=HORIZON, rate=rate, habits=TIDY)
+    return Users(world, horizon=HORIZON, rate=rate, habits=TIDY)
 
 
 def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = True) -> Score:
@@ -29,17 +29,16 @@ def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = 
 
 def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
     chances = sigmoid(users.world.truth.log_odds(users.cohort(0).contexts[[user]]))[0]
-    stay = np.ones(len(ARMS)) if users.world.stay is None else users.world.stay
     value, left = 0.0, 1.0
     for arm in slate:
-        left *= stay[arm]
+        left *= users.world.stay[arm]
         value += left * chances[arm] * users.world.rewards[arm]
         left *= 1 - chances[arm]
     return float(value)
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-@pytest.mark.parametrize("environment", ["opposite", "leaving"])
+@pytest.mark.parametrize("environment", ["opposite", "tastes", "leaving"])
 def test_oracle_and_served_agree_with_enumeration(repeats, environment):
     users = crowd(environment=environment)
     count = len(users.cohort(0))
@@ -52,23 +51,15 @@ def test_oracle_and_served_agree_with_enumeration(repeats, environment):
     assert found.oracle == pytest.approx(sum(max(worth(users, n, slate) for slate in every) for n in range(count)))
     assert found.served == pytest.approx(sum(worth(users, n, slate) for n, slate in enumerate(chosen)))
     assert found.regret >= 0
-
-
-@pytest.mark.parametrize("repeats", [True, False])
-@pytest.mark.parametrize("environment", ["opposite", "tastes", "leaving"])
-def test_the_best_slates_are_those_of_the_enumeration(repeats, environment):
-    users = crowd(rate=20, environment=environment)
-    every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))
-    found = Valuer(users.world, horizon=HORIZON, repeats=repeats).best_slates(users.cohort(0).contexts)
-    best = [max(worth(users, n, slate) for slate in every) for n in range(len(users.cohort(0)))]
-    assert [worth(users, n, slate) for n, slate in enumerate(found.tolist())] == pytest.approx(best)
-    assert repeats or all(len(set(slate)) == HORIZON for slate in found.tolist())
+    best = Valuer(users.world, horizon=HORIZON, repeats=repeats).best_slates(users.cohort(0).contexts)
+    assert sum(worth(users, n, slate) for n, slate in enumerate(best.tolist())) == pytest.approx(found.oracle)
+    assert repeats or all(len(set(slate)) == HORIZON for slate in best.tolist())
 
 
 def test_only_users_who_were_served_are_scored():
     users = crowd()
     assert scored(users, {}).sessions == 0
-    one = scored(users, {users.session_id(0, 2): ("a", "b", "c"), "stranger": ("a",)})
+    one = scored(users, {users.session_id(0, 2): ARMS[:3], "stranger": ARMS[:1]})
     assert (one.sessions, sum(one.answered) >= 1) == (1, True)
 
 
@@ -78,19 +69,12 @@ def test_a_slate_of_unknown_arms_is_worth_nothing():
     assert (one.served, one.earned, one.answered, one.clicked) == (0.0, 0.0, (1, 1, 0), (0, 0, 0))
 
 
-def test_where_users_leave_revenue_earned_is_close_to_the_expected():
-    users = crowd(rate=8_000, environment="leaving")
-    slate = tuple(ARMS[arm] for arm in np.argsort(-users.world.stay)[:3])
+@pytest.mark.parametrize("environment", ["opposite", "leaving"])
+def test_revenue_earned_is_close_to_the_expected(environment):
+    users = crowd(rate=8_000, environment=environment)
+    slate = tuple(ARMS[arm] for arm in np.argsort(-users.world.stay, kind="stable")[:3])
     many = scored(users, {users.session_id(0, n): slate for n in range(len(users.cohort(0)))})
     assert many.earned == pytest.approx(many.served, rel=0.1)
-    assert many.answered[0] < many.sessions
-
-
-def test_revenue_earned_is_close_to_the_expected():
-    users = crowd(rate=4_000)
-    served = {users.session_id(0, n): ("a", "b", "c") for n in range(len(users.cohort(0)))}
-    many = scored(users, served)
-    assert many.earned == pytest.approx(many.served, rel=0.1)
-    assert many.answered[0] == many.sessions
+    assert (many.answered[0] == many.sessions) is (environment == "opposite")
     passed = [seen - hits for seen, hits in zip(many.answered, many.clicked, strict=True)]
-    assert list(many.answered[1:]) == passed[:-1]
+    assert (list(many.answered[1:]) == passed[:-1]) is (environment == "opposite")

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from worker.stream import decoding, encoding
 from worker.stream.contexts import MISSING
 from worker.stream.events import (
-    ACTIONS,
     MODES,
     MOST,
     MOST_PARTITIONS,
     TAG_PATTERN,
+    Action,
     ArmChange,
     ArmEntry,
     Arrival,
@@ -107,7 +107,7 @@ def progress(draw: st.DrawFn) -> Progress:
 
 @st.composite
 def command(draw: st.DrawFn) -> Command:
-    action = draw(st.sampled_from(ACTIONS))
+    action = draw(st.sampled_from(get_args(Action)))
     return Command(action=action, version=draw(counts) if action == "rollback" else None)
 
 
@@ -142,11 +142,6 @@ def respond(value: bytes | None) -> Feedback:
     return decoding.decode_feedback(value, limits=WIDE, horizon=WIDE_HORIZON, timestamp=0)
 
 
-def encode_decision(decision: Decision) -> bytes:
-    """Encode a decision by the shortest way; serving encodes it from the session's state."""
-    return msgspec.json.encode(decision)
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of event: where its schema is, how to write it, read it and draw it."""
@@ -162,8 +157,8 @@ class Kind:
         return self.event.__name__
 
 
-def fact(event: type[Any], tag: str, encode: Callable[[Any], bytes], draw: st.SearchStrategy[Any]) -> Kind:
-    return Kind(event, "journal", encode, decoding.decode_journal, draw, tag)
+def fact(event: type[Any], tag: str, draw: st.SearchStrategy[Any]) -> Kind:
+    return Kind(event, "journal", encoding.encode_journal, decoding.decode_journal, draw, tag)
 
 
 #: Features of an arm, and numbers of a context that may be missing.
@@ -178,16 +173,22 @@ entries = tuples(drawn(ArmEntry, reward=rewards, features=features))
 KINDS = (
     Kind(Arrival, "arrival", encoding.encode_arrival, arrive, drawn(Arrival, context=small)),
     Kind(Feedback, "click", encoding.encode_feedback, respond, drawn(Feedback)),
-    Kind(Decision, "decision", encode_decision, decoding.decode_decision, drawn(Decision, arm=st.none() | short_ids)),
+    Kind(
+        Decision,
+        "decision",
+        encoding.encode_decision,
+        decoding.decode_decision,
+        drawn(Decision, arm=st.none() | short_ids),
+    ),
     Kind(Episode, "episode", encoding.encode_episode, decoding.decode_episode, drawn(Episode)),
-    fact(Opened, "opened", encoding.encode_opened, opened()),
-    fact(FeedbackFact, "feedback", encoding.encode_journal, drawn(FeedbackFact)),
-    fact(Progress, "progress", encoding.encode_progress, progress()),
-    fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards, features=features)),
-    fact(CatalogueChange, "arms", encoding.encode_journal, drawn(CatalogueChange, changes=entries)),
-    fact(Command, "command", encoding.encode_journal, command()),
-    fact(Import, "import", encoding.encode_journal, drawn(Import)),
-    fact(Tag, "tag", encoding.encode_journal, drawn(Tag, version=st.none() | counts)),
+    fact(Opened, "opened", opened()),
+    fact(FeedbackFact, "feedback", drawn(FeedbackFact)),
+    fact(Progress, "progress", progress()),
+    fact(ArmChange, "arm", drawn(ArmChange, reward=rewards, features=features)),
+    fact(CatalogueChange, "arms", drawn(CatalogueChange, changes=entries)),
+    fact(Command, "command", command()),
+    fact(Import, "import", drawn(Import)),
+    fact(Tag, "tag", drawn(Tag, version=st.none() | counts)),
 )
 
 

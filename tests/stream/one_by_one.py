@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from worker.stream.contexts import pack_context
 from worker.stream.events import FeedbackFact, Opened
+from worker.stream.joining import ClosedWindow, SessionPlan
 from worker.stream.session import answered, pack_exclusions
-from worker.stream.windows import ClosedWindow, SessionPlan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Closed:
     @classmethod
     def of(cls, window: ClosedWindow) -> Closed:
         """Return the lists of a window."""
+        names = list(window.slates.names)
         return cls(
             start=window.start,
             end=window.end,
@@ -36,7 +37,10 @@ class Closed:
             positions=window.positions.tolist(),
             arms=window.arms,
             clicked=window.clicked.tolist(),
-            unanswered=window.unanswered,
+            unanswered=[
+                (position, names[code])
+                for position, code in zip(window.unanswered_positions, window.unanswered_codes, strict=True)
+            ],
             uncertain=window.uncertain,
         )
 

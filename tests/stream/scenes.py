@@ -24,6 +24,20 @@ TOPICS = Topics()
 DIM = 2
 ARMS = tuple(Arm(arm=name, reward=reward) for name, reward in (("cap", 1.0), ("shoe", 2.0), ("coat", 5.0)))
 
+#: An additive model without intercept, rates or scales, whose numbers can be worked out by hand.
+ADDITIVE: dict[str, Any] = {
+    "repeats": True,
+    "model": "additive",
+    "intercept": False,
+    "answers": "all",
+    "standardise": False,
+    "learn_at_most": 0,
+    "policy": "ucbbp",
+    "bonus": "value",
+    "beta": 2.5,
+    "ridge": 0.5,
+}
+
 
 def settings(**changes: Any) -> LearningSettings:
     values: dict[str, Any] = {"dim": DIM, "horizon": 3, "warmup": 0, "session_timeout": 10_000, "lateness": 1_000}

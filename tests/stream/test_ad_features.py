@@ -12,7 +12,7 @@ from worker.bandit.click_model import Observations
 from worker.errors import InputError
 from worker.stream import version_records
 from worker.stream.ad_features import MOST_INFERRED
-from worker.stream.catalogue import catalogue_difference, change_arm, change_arms, describe_changes
+from worker.stream.catalogue import carry_out, catalogue_difference, describe_changes
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Order
 from worker.stream.features import Features, hashed_column
@@ -186,7 +186,7 @@ def test_after_a_new_price_the_column_follows_and_the_coefficients_of_the_ad_sta
         clicked=generator.random(300) < 0.3 - 0.1 * (np.arange(300) % 3),
     )
     learned = replace(before, model=before.model.fold(seen, estimator="laplace").model)
-    repriced = change_arm(learned, ArmChange(arm="a", reward=10.0, active=True))
+    repriced = carry_out(learned, ArmChange(arm="a", reward=10.0, active=True), {})
     assert isinstance(repriced, Parameters)
     assert repriced.ad_columns[0].tolist() == repriced.ad_columns[2].tolist()
     assert repriced.model.head(0)[0] == pytest.approx(learned.model.head(0)[0], abs=1e-12)  # type: ignore[attr-defined]
@@ -194,7 +194,7 @@ def test_after_a_new_price_the_column_follows_and_the_coefficients_of_the_ad_sta
         ArmEntry(arm=name, reward=reward, active=True, features={"brand": "north"})
         for name, reward in (("cheap", 0.1), ("dear", 10.0))
     )
-    added = change_arms(learned, CatalogueChange(changes=new))
+    added = carry_out(learned, CatalogueChange(changes=new), {})
     assert isinstance(added, Parameters)
     # Dear ads were clicked less: a new one starts there.
     assert added.model.biases[4] < added.model.biases[3] - 0.3

@@ -102,32 +102,13 @@ def test_an_arrival_whose_outputs_do_not_fit_leaves_nothing_but_a_dead_letter(mo
     emits = task.handle(records)
     written = [*emits.journal, *emits.changelog, *emits.decisions]
     assert all(len(key or b"") + len(value or b"") < most - RESERVED_BYTES for key, value in written)
-    is_large = excluded * 13 > most - RESERVED_BYTES
+    is_large = excluded * 13 > (most - RESERVED_BYTES) // 4  # a number of one digit may take four times its length
     assert [fact["session_id"] for fact in facts(emits)] == (["small"] if is_large else ["large", "small"])
     assert reasons(emits) == ["too-large"] * is_large
     assert ("large" in task.table) is not is_large
     assert {key for key, _ in emits.changelog} == {name.encode() for name in task.table}
     assert ("too-large-output" in emits.tally.troubles.reports) is is_large
     assert_balanced(emits.tally, task)
-
-
-def test_feedback_that_waits_for_an_arrival_that_does_not_fit_is_late() -> None:
-    task = bounded(LEAST_BYTES)
-    tally = task.handle([passed("large"), arrival("large", exclude=[f"arm-{n:06}" for n in range(9_000)])]).tally
-    assert task.parked == 1
-    task.acknowledged(14_000)
-    tally.add(task.handle([]).tally)
-    assert (task.table, tally.late, tally.dead_arrivals) == ({}, 1, 1)
-    assert_balanced(tally, task)
-
-
-def test_a_smaller_arrival_of_a_session_that_was_refused_opens_it() -> None:
-    alone = bounded(LEAST_BYTES).handle([arrival(at=2_000, context=(1.0, 1.0))])
-    task = bounded(LEAST_BYTES)
-    large = arrival(exclude=[f"arm-{n:06}" for n in range(9_000)])
-    emits = task.handle([large, arrival(at=2_000, context=(1.0, 1.0))])
-    assert reasons(emits) == ["too-large"]
-    assert (emits.journal, emits.changelog, emits.decisions) == (alone.journal, alone.changelog, alone.decisions)
 
 
 def test_parked_feedback_stays_within_what_the_changelog_takes() -> None:
@@ -209,16 +190,6 @@ def test_a_damaged_value_is_reported_and_deleted_and_its_session_planned_again()
     assert (tally.opened, tally.applied) == (1, 1)
     assert_balanced(tally, task)
     assert not task.has_due
-
-
-def test_feedback_of_a_damaged_session_whose_arrival_is_gone_is_late() -> None:
-    task = serving()
-    tally = task.restore([Record(TOPICS.changelog, 0, 0, 0, b"s", b"\x05")])
-    tally.add(task.handle([passed()]).tally)
-    task.acknowledged(14_000)
-    tally.add(task.handle([]).tally)
-    assert (task.table, tally.late) == ({}, 1)
-    assert_balanced(tally, task)
 
 
 @pytest.mark.parametrize(

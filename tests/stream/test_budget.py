@@ -16,7 +16,7 @@ from worker.bandit.arrays import sigmoid
 from worker.bandit.click_model import Observations
 from worker.stream.chance import ALL, Shares, journaled
 from worker.stream.events import Progress
-from worker.stream.folding import score_of_rank, score_of_weighted_rank
+from worker.stream.folding import score_of_rank
 from worker.stream.learner import Learner
 from worker.stream.settings import Arm, LearningSettings
 
@@ -164,12 +164,6 @@ def test_without_shares_the_records_of_versions_and_episodes_are_as_they_were() 
 # ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@given(st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0, 7.0]), min_size=1, max_size=12), st.floats(0.5, 14))
-def test_with_weights_of_one_the_weighted_rank_is_the_rank(scores: list[float], rank: float) -> None:
-    array = np.array(scores)
-    assert score_of_weighted_rank(array, np.ones(len(scores)), rank) == pytest.approx(score_of_rank(array, rank))
-
-
 def test_the_weighted_threshold_selects_as_many_as_a_ranking_of_all_sessions() -> None:
     """High scores explored and were all journaled, a tenth of the others was; a sixth have one and the same score."""
     generator = np.random.default_rng(0)
@@ -179,7 +173,7 @@ def test_the_weighted_threshold_selects_as_many_as_a_ranking_of_all_sessions() -
         shares = np.where(scores > np.quantile(scores, 0.95), 1.0, 0.1)
         kept = generator.random(6_000) < shares
         for rank in (50.0, 900.0, 4_000.0):
-            threshold, tie = score_of_weighted_rank(scores[kept], 1 / shares[kept], rank)
+            threshold, tie = score_of_rank(scores[kept], 1 / shares[kept], rank)
             taken.append(((scores > threshold).sum() + tie * (scores == threshold).sum()) / rank)
     ratios = np.array(taken).reshape(-1, 3)
     assert ratios.mean(axis=0) == pytest.approx(1, abs=0.02)

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.metrics.episodes import an_episode
-from tests.stream.conftest import encode_decision
-from tests.stream.scenes import feedback, opened, progress
+from tests.stream.scenes import decision, feedback, opened, progress
 from worker.stream import decoding, encoding
-from worker.stream.contexts import pack_context, stack_packed, unpack_context
+from worker.stream.contexts import pack_context, stack_packed
 from worker.stream.decoding import (
     MAX_FACT_LEAD,
     MAX_PROGRESS_LEAD,
@@ -25,8 +24,7 @@ from worker.stream.decoding import (
     decode_journal,
 )
 from worker.stream.encoding import encode_journal
-from worker.stream.events import DEAD_LETTER_REASONS, MOST, ArmChange, Arrival, Opened
-from worker.stream.session import Session
+from worker.stream.events import ArmChange, Arrival, Opened
 
 NOW = 1_700_000_000_000
 ARRIVAL = {"session_id": "s-1", "occurred_at": NOW, "context": [0.5, -1.0]}
@@ -76,45 +74,6 @@ def test_fields_are_written_in_their_order_and_absent_ones_are_left_out(kind: An
     assert list(json.loads(kind.encode(event))) == ([] if kind.tag is None else ["kind"]) + present
 
 
-@given(data=st.data())
-def test_any_journal_event_is_written_as_by_its_own_function(kinds: Any, data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from([kind for kind in kinds if kind.tag is not None]))
-    event = data.draw(kind.draw)
-    assert encoding.encode_journal(event) == kind.encode(event)
-
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
-
-
-@st.composite
-def sessions(draw: st.DrawFn) -> Session:
-    slate = tuple(draw(st.lists(texts, max_size=3)))
-    return Session(
-        draw(st.integers(0, MOST)),
-        0,
-        b"",
-        (),
-        draw(st.integers(0, MOST)),
-        slate,
-        tuple(draw(st.sampled_from(["explore", "exploit", "random"])) for _ in slate),
-        draw(st.none() | st.tuples(*[st.floats(0.01, 1.0) for _ in slate])),
-        tuple(draw(st.floats(allow_nan=False, allow_infinity=False)) for _ in slate),
-        0,
-        draw(st.integers(0, max(0, len(slate) - 1))),
-    )
-
-
-@given(st.lists(st.tuples(texts, sessions(), st.none() | st.just(("t",))), max_size=5))
-def test_a_decision_written_from_the_state_is_the_decision(shown) -> None:
-    for session_id, session, tokens in shown:
-        value = encoding.encode_decision(session.decision(session_id, tokens))
-        decision = decoding.decode_decision(value)
-        assert encode_decision(decision) == value
-        assert (decision.session_id, decision.tokens) == (session_id, tokens)
-        assert decision.slate == session.slate[session.passed :]
-        assert decision.arm == (decision.slate[0] if decision.slate else None)
-
-
 @given(
     data=st.data(),
     name=st.text(st.characters(exclude_categories=["Cs"])).map("x_".__add__),
@@ -124,14 +83,6 @@ def test_unknown_fields_are_ignored(kind: Any, data: st.DataObject, name: str, v
     event = data.draw(kind.draw)
     document = {name: value} | json.loads(kind.encode(event))
     assert kind.decode(json.dumps(document).encode()) == event
-
-
-@given(value=st.binary(max_size=300))
-def test_no_bytes_bring_anything_but_an_event_or_a_reason(kind: Any, value: bytes) -> None:
-    try:
-        kind.decode(value)
-    except Rejected as rejection:
-        assert rejection.reason in DEAD_LETTER_REASONS
 
 
 # ── each reason ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -194,28 +145,6 @@ def test_a_record_nested_too_deep_is_undecodable(opening: bytes, closing: bytes,
 )
 def test_a_record_that_is_not_nested_too_deep_is_read(note: Any) -> None:
     assert arrive(changed(ARRIVAL, note=note)).session_id == "s-1"
-
-
-WRONG_VALUES: dict[str, tuple[Any, ...]] = {
-    "session_id": ("", "s" * 129, "a\nb", "a\x7fb", "a\x9fb", 7, None),
-    "occurred_at": (-1, 2**53 + 1, 10**30, 1.5, "1700000000000", True),
-    "context": (None, {}, [1, "2"], [1, None], [1, True], [1, 10**400], [1, [2]]),
-    "exclude": (None, "shoes", [""], ["a\x00"], ["a" * 129], [1], ["a"] * 257),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_VALUES)
-def test_a_field_of_the_wrong_kind_or_size_is_invalid(name: str) -> None:
-    for value in WRONG_VALUES[name]:
-        rejection = rejected(changed(ARRIVAL, **{name: value}))
-        assert rejection.reason == "invalid"
-        assert f"$.{name}" in rejection.error
-
-
-@pytest.mark.parametrize("name", ["session_id", "occurred_at", "context"])
-def test_a_missing_field_is_invalid(name: str) -> None:
-    record = {key: value for key, value in ARRIVAL.items() if key != name}
-    assert rejected(json.dumps(record).encode()).error == f"Object missing required field `{name}`"
 
 
 def test_a_record_above_the_limit_is_too_large_and_one_at_it_is_not() -> None:
@@ -314,45 +243,12 @@ def test_a_position_outside_the_horizon_has_its_own_reason(position: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"arm": ""}, {"arm": "a" * 129}, {"arm": "a\t"}, {"arm": 1}, {"clicked": 1}, {"token": 1}],
-    ids=str,
-)
-def test_feedback_with_a_wrong_field_is_invalid(fields: dict[str, Any]) -> None:
-    assert feedback_reason(changed(FEEDBACK, **fields)) == "invalid"
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"kind": "weather"},
-        {"kind": None},
-        {},
-        {"kind": "progress", "partition": 4, "partitions": 4, "time": 1},
-        {"kind": "progress", "partition": 0, "partitions": 0, "time": 1},
-        {"kind": "arm", "arm": "a", "reward": 0, "active": True},
-        {"kind": "arm", "arm": "", "reward": 1, "active": True},
-        {"kind": "command", "action": "sing"},
-        {"kind": "command", "action": "rollback"},
-        {"kind": "command", "action": "freeze", "version": 3},
-        {"kind": "feedback", "session_id": "s", "occurred_at": 1, "position": 0, "arm": "a", "clicked": True},
-    ],
-    ids=str,
-)
-def test_a_journal_record_outside_its_bounds_is_invalid(record: dict[str, Any]) -> None:
-    with pytest.raises(Rejected) as caught:
-        decode_journal(json.dumps(record).encode())
-    assert caught.value.reason == "invalid"
-
-
-@pytest.mark.parametrize(
     "slate, modes, fits",
     [
         (["a"], ["explore"], True),
         ([], [], True),
-        ([], ["none"], True),
         (["a"], [], False),
-        ([], ["explore"], False),
+        ([], ["none"], False),
         (["a", "b"], ["explore"], False),
     ],
 )
@@ -388,27 +284,6 @@ def test_the_last_of_two_equal_fields_counts() -> None:
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        b'{"kind":"PAYLOAD - at `$.x`"}',
-        b'{"kind":"command","action":"PAYLOAD\\n"}',
-        b'{"kind":"opened","session_id":"PAYLOAD","arrived_at":"PAYLOAD"}',
-        b'{"kind":"arm","arm":"PAYLOAD","reward":-1,"active":true}',
-        b'{"kind":PAYLOAD}',
-        b'{"kind":"arm","PAYLOAD":{"PAYLOAD":[PAYLOAD]}}',
-        b'{"kind":"PAYLOAD\xff"}',
-    ],
-)
-def test_an_error_is_one_short_line_without_the_payload(record: bytes) -> None:
-    with pytest.raises(Rejected) as caught:
-        decode_journal(record)
-    error = caught.value.error
-    assert "PAYLOAD" not in error
-    assert len(error) <= 120
-    assert error == " ".join(error.split())
-
-
 def test_an_error_names_the_field() -> None:
     assert rejected(changed(ARRIVAL, context=[1, "2"])).error == "Expected `float`, got `str` at $.context[1]"
     with pytest.raises(Rejected) as caught:
@@ -418,63 +293,40 @@ def test_an_error_names_the_field() -> None:
 
 # ── numbers that cannot be written ───────────────────────────────────────────────────────────────────────────────────
 
-NOT_FINITE = [math.nan, math.inf, -math.inf]
 
-
-@pytest.mark.parametrize("number", NOT_FINITE)
-def test_a_context_is_written_only_if_it_is_finite(number: float) -> None:
-    context = (1.0, number)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_not_written(number: float) -> None:
     with pytest.raises(ValueError, match="context"):
-        encoding.encode_arrival(Arrival(session_id="s", occurred_at=1, context=context))
-    if math.isinf(number):
+        encoding.encode_arrival(Arrival(session_id="s", occurred_at=1, context=(1.0, number)))
+    if math.isinf(number):  # in the journal, NaN is a number that is missing
         with pytest.raises(ValueError, match="context"):
-            encoding.encode_opened(opened(context=context))
-    # Finite numbers whose sum overflows are written.
-    huge = Arrival(session_id="s", occurred_at=1, context=(1.7e308, 1.7e308))
-    assert json.loads(encoding.encode_arrival(huge))["context"] == [1.7e308, 1.7e308]
-
-
-@pytest.mark.parametrize("number", NOT_FINITE)
-@pytest.mark.parametrize("name", ["propensity", "value"])
-def test_a_decision_that_is_not_finite_is_not_written(number: float, name: str) -> None:
-    wrong = {"propensity": (number,), "value": (1.0,)}[name], {"propensity": (0.5,), "value": (number,)}[name]
-    session = Session(1, 2, b"", (), 0, ("a",), ("exploit",), *wrong)
-    with pytest.raises(ValueError, match=name):
-        session.decision("s", None)
-
-
-@pytest.mark.parametrize("number", NOT_FINITE)
-def test_rare_events_that_are_not_finite_are_not_written(number: float) -> None:
+            encoding.encode_journal(opened(context=(1.0, number)))
     with pytest.raises(ValueError, match="reward"):
         encoding.encode_journal(ArmChange(arm="a", reward=number, active=True))
-    episode = an_episode()
-    for name in ("expected_reward", "regret_bound", "smallest_eigenvalue"):
+    episode = {"expected_reward": number, "regret_bound": number, "thresholds": (0.0, number)}
+    for name, wrong in episode.items():
         with pytest.raises(ValueError, match=name):
-            encoding.encode_episode(msgspec.structs.replace(episode, **{name: number}))
-    with pytest.raises(ValueError, match="thresholds"):
-        encoding.encode_episode(msgspec.structs.replace(episode, thresholds=(0.0, number)))
+            encoding.encode_episode(msgspec.structs.replace(an_episode(), **{name: wrong}))
+    for name in ("propensity", "value"):
+        with pytest.raises(ValueError, match=name):
+            encoding.encode_decision(decision("s", ("a",), **{name: number}))
+
+
+def test_finite_numbers_whose_sum_overflows_are_written() -> None:
+    huge = Arrival(session_id="s", occurred_at=1, context=(1.7e308, 1.7e308))
+    assert json.loads(encoding.encode_arrival(huge))["context"] == [1.7e308, 1.7e308]
 
 
 # ── settings and contexts ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_record_bytes": 0},
-        {"max_session_id": 0},
-        {"max_arm_id": 0},
-        {"max_exclude": -1},
-        {"max_ahead_ms": -1},
-        {"max_norm": 0.5},
-        {"max_norm": math.inf},
-        {"max_norm": math.nan},
-    ],
-    ids=str,
+    ("name", "wrong"),
+    [("max_record_bytes", 0), ("max_exclude", -1), ("max_norm", 0.5), ("max_norm", math.inf), ("max_norm", math.nan)],
 )
-def test_limits_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        Limits(**wrong)
+def test_limits_out_of_range_are_refused(name: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        Limits(**{name: wrong})
 
 
 @given(
@@ -488,4 +340,3 @@ def test_stacking_and_packing_keep_every_bit(contexts: tuple[int, list[tuple[flo
     stacked = stack_packed(packed, dim)
     assert (stacked.shape, stacked.dtype) == ((len(rows), dim), np.float64)
     assert stacked.tobytes() == np.array(rows, dtype=np.float64).reshape(len(rows), dim).tobytes()
-    assert [pack_context(unpack_context(item)) for item in packed] == packed

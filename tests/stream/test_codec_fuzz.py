@@ -15,7 +15,6 @@ from typing import Any
 from msgspec import structs
 
 from tests.metrics.episodes import an_episode
-from tests.stream.conftest import encode_decision
 from tests.stream.scenes import decision, feedback, opened
 from worker.stream import decoding, encoding
 from worker.stream.decoding import Limits, Rejected
@@ -67,7 +66,7 @@ ANSWERS = (PASSED, structs.replace(PASSED, position=5, arm=f"{MARK}-ß", clicked
 TRAFFIC: tuple[tuple[Reader, Writer, tuple[Any, ...]], ...] = (
     (decode_arrival, encoding.encode_arrival, ARRIVALS),
     (decode_feedback, encoding.encode_feedback, ANSWERS),
-    (decoding.decode_decision, encode_decision, (DECISION,)),
+    (decoding.decode_decision, encoding.encode_decision, (DECISION,)),
     (decoding.decode_journal, encoding.encode_journal, FACTS),
     (decoding.decode_episode, encoding.encode_episode, (an_episode(8, rejected=MARK, folds=8),)),
 )

@@ -15,11 +15,12 @@ from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.personal import PersonalModel
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError
+from worker.stream.catalogue import under
 from worker.stream.contexts import Standardisation, pack_context
 from worker.stream.events import Arrival
 from worker.stream.explanation import explain
 from worker.stream.features import Features
-from worker.stream.parameters import Parameters, with_settings
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
 
@@ -101,7 +102,7 @@ versions |= st.builds(parameters, policy=st.just("myopic-ucb"), bonus=st.just("p
 @given(version=versions, seed=st.integers(0, 1000), excluded=st.sets(st.integers(0, 8), max_size=4))
 def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded):
     if version.settings.policy in ("random", "epsilon-greedy"):
-        version = with_settings(version, policy="greedy")
+        version = under(replace(version.settings, policy="greedy"), version)
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
     gone = np.array([arm for arm in sorted(excluded) if arm < len(version.arms)], dtype=np.intp)
     reasons = explain(version, context, gone)
@@ -270,11 +271,12 @@ def test_with_nothing_eligible_the_slate_is_empty_and_its_mode_is_none():
         ({"policy": "random"}, "random", "draws any eligible arm"),
         ({"policy": "epsilon-greedy", "epsilon": 0.25}, "exploit", "with probability 0.25"),
         ({"policy": "ucbbp", "random_share": 0.05}, "explore", "5.0% of sessions"),
-        ({"policy": "aucbbp", "horizon": 2}, "explore", "no exploration thresholds"),
+        ({"policy": "aucbbp"}, "explore", "no exploration thresholds"),
     ],
 )
 def test_the_notes_name_every_random_choice(change, mode, said):
-    reasons = explain(with_settings(parameters(), **change), np.zeros(3), NOBODY)
+    version = replace(parameters(), thresholds=())
+    reasons = explain(under(replace(version.settings, **change), version), np.zeros(3), NOBODY)
     assert {position.mode for position in reasons.positions} == {mode}
     assert said in " ".join(reasons.notes)
     assert all(position.arms for position in reasons.positions)

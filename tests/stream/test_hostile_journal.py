@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import worker.stream.folding as folding
 import worker.stream.learner as learner_module
+import worker.stream.windows as windows_module
 from tests.stream.scenes import feedback, opened, progress, written
 from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
@@ -214,8 +215,8 @@ def test_a_window_that_cannot_be_assessed_still_gives_its_version(monkeypatch: p
 
 
 def test_a_window_that_cannot_be_joined_is_passed_over_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = raising(learner_module.OpenWindows._joined, lambda _, window, end: end == 400)
-    monkeypatch.setattr(learner_module.OpenWindows, "_joined", joined)
+    joined = raising(windows_module.closed_window, lambda sessions, *_: ("u3000", 300) in sessions)
+    monkeypatch.setattr(windows_module, "closed_window", joined)
     outcome, learner = folded(JOURNAL)
     assert list(outcome.troubles) == [("fold-passed-over", 1, "journal offset 27: ZeroDivisionError")]
     assert [episode.window_end for episode in outcome.episodes] == [100, 700]

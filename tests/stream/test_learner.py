@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from threadpoolctl import threadpool_info
 
-from tests.first_release import FIRST_RELEASE
-from tests.stream.scenes import feedback, opened, progress, window_of_sessions, written
+from tests.stream.scenes import ADDITIVE, feedback, opened, progress, window_of_sessions, written
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.bonuses import explore_budget
 from worker.errors import FailedError
@@ -39,7 +38,7 @@ from worker.stream.version_records import encode_parameters, parameters_document
 from worker.stream.versions import RoundedError, should_publish
 
 # Windows of a second; a session lasts 300 ms, disorder 50 ms: the window [0, 1000) is closed when time reaches 1350.
-SETTINGS = LearningSettings(dim=2, horizon=3, window=1000, session_timeout=300, lateness=50, warmup=0, **FIRST_RELEASE)
+SETTINGS = LearningSettings(dim=2, horizon=3, window=1000, session_timeout=300, lateness=50, warmup=0, **ADDITIVE)
 ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
 
 
@@ -157,15 +156,6 @@ def test_a_window_with_uncertain_sessions_only_is_closed_without_a_version() -> 
     outcome = reader.handle(written([structs.replace(session("x", 0)[0], uncertain=True), progress(1350)]))
     assert (outcome.versions, outcome.episodes) == ([], [])
     assert (reader.closed_until, reader.open_sessions) == (1000, 0)
-
-
-def test_every_version_names_the_hash_of_its_parent() -> None:
-    reader = learner()
-    chain = reader.begin().versions
-    events = [*session("x", 10), progress(1350), ArmChange(arm="d", reward=1.0, active=True), Command(action="freeze")]
-    chain += reader.handle(written(events)).versions
-    assert [version.version for version in chain] == [0, 1, 2, 3]
-    assert [version.parent_sha256 for version in chain] == ["", *(version.sha256 for version in chain[:-1])]
 
 
 def test_a_window_without_sessions_makes_neither_a_version_nor_an_episode() -> None:
@@ -347,12 +337,6 @@ def test_frozen_windows_close_without_a_version_and_are_marked() -> None:
     assert outcome.episodes[0].newton_steps is None
 
 
-def test_arms_change_also_while_frozen() -> None:
-    outcome = learned(Command(action="freeze"), ArmChange(arm="d", reward=1.0, active=True))
-    assert outcome.versions[-1].frozen
-    assert len(outcome.versions[-1].arms) == 4
-
-
 def test_a_rollback_brings_back_the_estimate_under_the_arms_position_and_state_of_now() -> None:
     events = [*session("x", 10), progress(1350), *session("y", 1100, clicked=False), progress(2350)]
     events += [ArmChange(arm="d", reward=4.0, active=True), Command(action="freeze")]
@@ -462,7 +446,7 @@ def test_a_fold_without_a_usable_estimate_is_rejected_and_the_next_window_goes_o
 @pytest.mark.parametrize("what", ["thresholds", "radius"])
 def test_numbers_that_are_not_finite_do_not_pass_the_gate(what, monkeypatch) -> None:
     if what == "radius":
-        monkeypatch.setattr(folding, "theory_radius", lambda **_: float("nan"))
+        monkeypatch.setattr(folding, "confidence_radius", lambda *_, **__: float("nan"))
     else:
         monkeypatch.setattr(folding, "score_of_rank", lambda *_: (float("inf"), 1.0))
     sessions = [event for name in "uvwxyz" for event in session(name, 10)]
@@ -707,7 +691,7 @@ def test_active_exploration_keeps_to_its_budget_within_five_percent(changes) -> 
     for t in range(T):
         current = reader.current
         if t >= options.warmup:
-            budget += min(explore_budget(N, t, options.horizon_episodes), N * (1 - options.random_share))
+            budget += min(explore_budget(N, t + 1, options.horizon_episodes), N * (1 - options.random_share))
         events = window_of_sessions(
             SlatePlanner(current),
             generator.normal(size=(N, d)),
@@ -717,7 +701,7 @@ def test_active_exploration_keeps_to_its_budget_within_five_percent(changes) -> 
         closing = progress(6000 * (t + 1) + 350)
         outcome = reader.handle(written([*events, closing], offset))
         offset += len(events) + 1
-        assert outcome.episodes[0].explore_budget == explore_budget(N, t + 1, options.horizon_episodes)
+        assert outcome.episodes[0].explore_budget == explore_budget(N, t + 2, options.horizon_episodes)
         explored += outcome.episodes[0].explored
     assert budget > 500
     assert abs(explored / budget - 1) <= 0.05
@@ -729,14 +713,13 @@ def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
     events = window_of_sessions(SlatePlanner(reader.current), generator.normal(size=(100, 2)), 0, lambda *_: False)
     (version,) = reader.handle(written([*events, progress(1350)])).versions
     assert version.expected_sessions == 100
-    # The first release counted the episode that comes as t = 1; see the test below.
-    assert version.explore_budget == explore_budget(100, 1, 3) == 40
+    assert version.explore_budget == explore_budget(100, 2, 3) == 16
     planner = version.planner()
     assert planner is not None
     contexts = np.array([event.context for event in events if isinstance(event, Opened)])
     slates = folding.Ucbbp(beta=version.beta, bonus=folding.bonus_named("value")).slates(planner, contexts)
     scores = folding.exploration_scores(planner, contexts, slates.arms)
-    assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [40, 40, 40]
+    assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [16, 16, 16]
 
 
 def test_a_window_too_large_to_score_wholly_is_sampled(monkeypatch) -> None:
@@ -826,11 +809,11 @@ def test_prices_are_those_of_the_version_that_window_of_sessions() -> None:
 
 def test_where_no_arm_can_be_shown_there_is_no_regret_and_learning_goes_on() -> None:
     retire = [ArmChange(arm=arm.arm, reward=arm.reward, active=False) for arm in ARMS]
-    events = [*retire, opened(slate=(), modes=("none",)), progress(1350)]
+    events = [*retire, opened(slate=()), progress(1350)]
     outcome = learned(*events, policy="aucbbp", beta="theory")
     (episode,) = outcome.episodes
     assert (episode.regret_bound, episode.regret_posterior) == (None, None)
     assert outcome.versions[-1].folds == 1
-    nothing = Learner(SETTINGS, ()).handle(written([opened(slate=(), modes=("none",)), progress(1350)]))
+    nothing = Learner(SETTINGS, ()).handle(written([opened(slate=()), progress(1350)]))
     assert nothing.versions[0].folds == 1
     assert nothing.episodes[0].expected_reward == 0

@@ -54,13 +54,13 @@ from worker.stream.events import (
     Progress,
     Tag,
 )
-from worker.stream.folding import Folded
+from worker.stream.joining import ClosedWindow
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import parameters_document
 from worker.stream.versions import KEPT, should_publish
-from worker.stream.windows import ClosedWindow, OpenWindows
+from worker.stream.windows import OpenWindows
 
 SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "600"))
 
@@ -478,14 +478,14 @@ class Training:
         self.trained: set[tuple[int, str, bool]] = set()
         self.slates: set[tuple[int, tuple[str, ...]]] = set()
 
-    def __call__(self, parent: Parameters, window: ClosedWindow) -> Folded:
+    def __call__(self, parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int]:
         sessions = [int(np.frombuffer(plan.context)[0]) for plan in window.plans]
         displays = [
             (sessions[row], arm, c) for row, arm, c in zip(window.rows, window.arms, window.clicked, strict=True)
         ]
         self.trained.update(displays)
         self.slates.update(zip(sessions, (plan.slate for plan in window.plans), strict=True))
-        mark = float(Random(repr((sessions, displays, window.sessions, window.shares))).getrandbits(52))
+        mark = float(Random(repr((sessions, displays, window.sessions, window.weights.tolist()))).getrandbits(52))
         before = parent.model
         posterior = AdditiveModel(
             theta_context=[mark],  # type: ignore[arg-type]
@@ -499,7 +499,7 @@ class Training:
             observations=parent.observations + len(displays),
             shares=Shares.of(sessions=window.sessions, exploring=0.0, at_most=parent.settings.learn_at_most),
         )
-        return Folded(parameters=made, steps=1)
+        return made, 1
 
 
 @contextmanager

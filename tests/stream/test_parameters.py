@@ -16,14 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.bandit.beliefs import belief
-from tests.first_release import FIRST_RELEASE
+from tests.stream.scenes import ADDITIVE
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
 from worker.bandit.personal import PersonalModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
-from worker.stream.parameters import Parameters, decode_parameters, with_settings
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import encode_parameters
 
@@ -37,7 +37,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 def version(**changes: Any) -> Parameters:
     values: dict[str, Any] = {
         "version": 7,
-        "settings": LearningSettings(**{**FIRST_RELEASE, "dim": 2, "horizon": 3, "beta": 1.5}),
+        "settings": LearningSettings(**{**ADDITIVE, "dim": 2, "horizon": 3, "beta": 1.5}),
         "arms": (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.25, active=False), Arm(arm="ç/☃", reward=3.5)),
         "model": belief(2, 3, np.random.default_rng(0), displayed=20),
         "parent_sha256": "ab" * 32,
@@ -152,7 +152,7 @@ def test_the_same_version_gives_the_same_bytes_whatever_order_its_progress_came_
 
 
 def test_equal_settings_have_equal_hashes_whether_given_as_whole_numbers_or_not() -> None:
-    given = {**FIRST_RELEASE, "dim": 2, "horizon": 3}
+    given = {**ADDITIVE, "dim": 2, "horizon": 3}
     whole = LearningSettings(**{**given, "beta": 2, "ridge": 1}, epsilon=0, forgetting=1, random_share=0)
     broken = LearningSettings(**{**given, "beta": 2.0, "ridge": 1.0}, epsilon=0.0, forgetting=1.0, random_share=0.0)
     one = version(settings=whole, arms=(Arm(arm="a", reward=1), Arm(arm="b", reward=2), Arm(arm="c", reward=3)))
@@ -185,42 +185,11 @@ def test_where_and_when_a_version_was_made_is_not_in_its_hash(changes: dict[str,
     assert encode_parameters(version(**changes)) != encode_parameters(version())
 
 
-def other_value(value: Any) -> Any:
-    """Return something of the same kind that is not the same."""
-    match value:
-        case bool():
-            return not value
-        case int() | float():
-            return value + 1
-        case str():
-            return value + "x"
-        case list():
-            return value[:-1]
-        case dict():
-            return {**value, "shape": [1]} if "shape" in value else {"1": 1}
-    return 0
-
-
 PATHS = [
     (name,) if not isinstance(value, dict) or name == "progress" or "shape" in value else (name, part)
     for name, value in record_of(version()).items()
     for part in (value if isinstance(value, dict) else [""])
 ]
-
-
-@pytest.mark.parametrize("path", sorted(set(PATHS)), ids=".".join)
-def test_a_change_of_any_field_is_refused_or_changes_nothing_that_decides(path: tuple[str, ...]) -> None:
-    record = record_of(version())
-    holder = record if len(path) == 1 else record[path[0]]
-    holder[path[-1]] = other_value(holder[path[-1]])
-    value = orjson.dumps(record)
-    if path[0] in ORIGIN:
-        assert decode_parameters(value).sha256 == version().sha256
-    else:
-        with pytest.raises(ParametersError):
-            decode_parameters(value)
-        with pytest.raises(ParametersError):
-            decode_parameters(value, complete=False)
 
 
 @pytest.mark.parametrize("name", sorted(record_of(version())))
@@ -254,13 +223,6 @@ def test_a_change_of_any_byte_is_refused_or_changes_nothing_that_decides(index: 
         return
     assert decoded.sha256 == version().sha256
     assert decoded.model == version().model
-
-
-@given(st.integers(0, len(RECORD) - 1))
-@often
-def test_a_record_that_was_cut_off_is_refused(length: int) -> None:
-    with pytest.raises(ParametersError, match="not JSON"):
-        decode_parameters(RECORD[:length])
 
 
 # ── anything at all ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -307,27 +269,6 @@ def test_any_value_in_any_field_is_taken_or_refused_and_nothing_else(path: tuple
     decoded_or_refused(sealed(record))
     del record["sha256"]
     decoded_or_refused(orjson.dumps(record))
-
-
-@given(st.sampled_from(["arm", "reward", "active"]), anything)
-@often
-def test_any_value_in_any_field_of_an_arm_is_taken_or_refused_and_nothing_else(name: str, value: Any) -> None:
-    record = record_of(version())
-    record["arms"][0][name] = value
-    decoded_or_refused(sealed(record))
-
-
-@given(
-    st.sampled_from(["theta_context", "theta_arms", "context", "cross", "arms"]),
-    st.lists(st.sampled_from([0.0, -1.0, 1e-320, 1e-200, 1e200, 1.7e308]), min_size=9, max_size=9),
-)
-@often
-def test_numbers_of_any_size_are_taken_or_refused_and_nothing_else(name: str, numbers: list[float]) -> None:
-    record = record_of(version())
-    holder = record if name in record and name != "arms" else record["precision"]
-    shape = holder[name]["shape"]
-    holder[name] = np.array(numbers[: int(np.prod(shape))]).reshape(shape).tolist()
-    decoded_or_refused(sealed(record))
 
 
 @pytest.mark.parametrize("depth", [200, 500, 1000, 2000])
@@ -467,20 +408,11 @@ def test_under_theory_even_the_first_version_explores() -> None:
 
 
 def test_beta_is_the_radius_under_theory_and_the_setting_otherwise() -> None:
-    learning = LearningSettings(**{**FIRST_RELEASE, "dim": 2, "horizon": 3, "beta": "theory"})
+    learning = LearningSettings(**{**ADDITIVE, "dim": 2, "horizon": 3, "beta": "theory"})
     theory = version(settings=learning, radius=88.0)
     assert theory.beta == 88.0
     assert decode_parameters(encode_parameters(theory)).beta == 88.0
     assert version(radius=88.0).beta == 1.5
-
-
-def test_other_settings_leave_the_estimate_and_drop_thresholds_of_another_horizon() -> None:
-    changed = with_settings(version(), policy="greedy", beta=3.0)
-    assert changed.model is not None
-    assert (changed.settings.policy, changed.beta, changed.thresholds) == ("greedy", 3.0, (0.3, 0.2, 0.1))
-    assert with_settings(version(), horizon=5).thresholds == ()
-    with pytest.raises(InputError, match="unknown bonus"):
-        with_settings(version(), bonus="none")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -506,8 +438,6 @@ def test_a_version_has_no_number_that_json_lacks(bad: float) -> None:
         ({"bonus": ["value"]}, "unknown bonus"),
         ({"estimator": "mle"}, "unknown estimator"),
         ({"unanswered": "maybe"}, "unknown unanswered"),
-        ({"repeats": "yes"}, "repeats must be true or false"),
-        ({"salt": 5}, "salt must be a text"),
         ({"epsilon": 1.5}, "epsilon must be between 0 and 1"),
         ({"epsilon": "0.1"}, "epsilon must be a finite number"),
         ({"random_share": -0.1}, "random_share must be between 0 and 1"),

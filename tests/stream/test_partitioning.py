@@ -90,24 +90,6 @@ def test_the_partitioners_are_those_of_librdkafka(partitioner: str, place: Place
     assert found == {key: place(key, 4) for key in keys}
 
 
-@pytest.mark.parametrize(
-    ("key", "number"),
-    [
-        (b"", 275_646_681),
-        (b"a", 584_102_524),
-        (b"21", 1_173_551_340),
-        (b"foobar", 1_357_151_166),
-        (b"a-little-bit-long-string", 1_161_502_112),
-        (b"a-little-bit-longer-string", 661_178_819),
-        (b"\xff\x00\x80", 1_176_994_258),
-        (bytes(range(256)), 199_136_374),
-    ],
-    ids=repr,
-)
-def test_murmur2_is_that_of_the_java_client(key: bytes, number: int) -> None:
-    assert [murmur2_partition(key, partitions) for partitions in (1, 8, 10_007)] == [0, number % 8, number % 10_007]
-
-
 @pytest.mark.parametrize("partitions", [1, 2, 4, 12])
 @pytest.mark.parametrize("place", [murmur2_partition, crc32_partition, fnv1a_partition, doubled])
 def test_any_partitioner_will_do_if_both_topics_have_it(place: Place, partitions: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.stream import scenes
-from worker.stream import arrivals
+from worker.stream import table
 from worker.stream.chance import Shares
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
@@ -89,7 +89,7 @@ def test_an_arrival_before_all_versions_that_are_kept_is_uncertain() -> None:
 
 
 def test_of_a_long_backlog_only_the_beginning_can_have_been_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "MOST_REPEATED", 2)
+    monkeypatch.setattr(table, "MOST_REPEATED", 2)
     second = worker(ONE)
     second.take_over(5, 100)
     facts = scenes.facts(second.handle([arrival("a", 6), arrival("b", 7)]))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from worker.stream.events import Feedback
-from worker.stream.session import Parked, ParkedRecord, Session, decode_state, encode_state
+from worker.stream.session import Session
 
 SLATE = ("coat", "shoe", "cap")
 
@@ -68,35 +64,3 @@ def test_a_position_beyond_a_short_slate_is_refused() -> None:
 )
 def test_a_session_is_open_until_a_click_or_the_end_of_its_slate(state: Session, is_open: bool, ending: str) -> None:
     assert (state.is_open, state.ending) == (is_open, ending)
-
-
-records = st.builds(answer, st.integers(1, 3), st.booleans(), at=st.sampled_from([500, 1_000, 7_000, 11_001]))
-
-
-@given(st.lists(records, max_size=4))
-def test_the_order_of_feedback_does_not_matter(feedback: list[Feedback]) -> None:
-    ends = set()
-    for order in permutations(feedback):
-        state = session()
-        for one in order:
-            state.apply(one)
-        ends.add((state.clicked, state.passed))
-    assert len(ends) == 1
-
-
-@given(st.lists(records, max_size=6))
-def test_repeated_feedback_changes_nothing(feedback: list[Feedback]) -> None:
-    state = session()
-    for one in feedback:
-        state.apply(one)
-    end = (state.clicked, state.passed)
-    assert {state.apply(one) for one in feedback} <= {"redundant", "outside"}
-    assert (state.clicked, state.passed) == end
-
-
-@given(st.integers(0, 3), st.integers(0, 3))
-def test_a_table_value_comes_back_as_it_was(clicked: int, passed: int) -> None:
-    state = session(clicked=clicked, passed=passed)
-    assert decode_state(encode_state(state)) == state
-    parked = Parked(7, [ParkedRecord(1, 2, b"\x00\xff"), ParkedRecord(3, 4, b"")])
-    assert decode_state(encode_state(parked)) == parked

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from tests.stream.scenes import feedback, opened, progress, written
 from worker.errors import InputError, ParametersError
 from worker.stream import version_records
-from worker.stream.catalogue import Refusal, take_over
+from worker.stream.catalogue import Refusal, carry_out
 from worker.stream.contexts import LARGEST_STANDARD, LEAST_SESSIONS, MISSING, Standardisation, pack_context
 from worker.stream.events import ArmChange, Arrival, Command, Import, JournalEvent, Opened, Progress
 from worker.stream.explanation import explain
@@ -264,10 +264,10 @@ def test_a_rollback_takes_the_estimate_with_its_scale_or_with_what_waits() -> No
 def test_an_import_takes_the_scale_and_is_refused_if_features_or_standardising_differ() -> None:
     waiting, folded = (versions_of(traffic(windows))[-1] for windows in ([30], [150]))
     current = Parameters.first(SETTINGS, ARMS[::-1])
-    taken = take_over(current, Import(parameters=parameters_document(folded), arms=False))
+    taken = carry_out(current, Import(parameters=parameters_document(folded), arms=False), {})
     assert isinstance(taken, Parameters)
     assert taken.standardisation == folded.standardisation
-    taken = take_over(current, Import(parameters=parameters_document(waiting), arms=False))
+    taken = carry_out(current, Import(parameters=parameters_document(waiting), arms=False), {})
     assert isinstance(taken, Parameters)
     assert waiting.pending is not None
     assert taken.pending is not None
@@ -275,11 +275,11 @@ def test_an_import_takes_the_scale_and_is_refused_if_features_or_standardising_d
     assert names[0] == names[1]
 
     plain = Parameters.first(replace(SETTINGS, standardise=False), ARMS)
-    refusal = take_over(plain, Import(parameters=parameters_document(folded), arms=False))
+    refusal = carry_out(plain, Import(parameters=parameters_document(folded), arms=False), {})
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "these parameters have standardise True, the present ones False"
     declared = Features.of_table({"context": {"a": "number", "b": "number", "c": "number"}})
     named = Parameters.first(replace(SETTINGS, features=declared), ARMS)
-    refusal = take_over(named, Import(parameters=parameters_document(folded), arms=False))
+    refusal = carry_out(named, Import(parameters=parameters_document(folded), arms=False), {})
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "these parameters have other features than the present ones"

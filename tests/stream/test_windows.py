@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.stream.one_by_one import Closed
+import worker.stream.windows as windows_module
+from tests.stream.one_by_one import Closed, WindowsOneByOne
 from tests.stream.scenes import feedback, opened
 from worker.stream.events import Opened
+from worker.stream.joining import ClosedWindow
 from worker.stream.session import answered
-from worker.stream.windows import ClosedWindow, OpenWindows
+from worker.stream.windows import OpenWindows
 
 WINDOW, TIMEOUT = 1000, 300
 
@@ -80,81 +84,9 @@ def test_where_only_clicks_are_reported_a_session_without_one_passed_over_its_wh
 
 
 def test_a_session_without_a_slate_counts_as_a_session_and_has_no_displays() -> None:
-    window = closed(opened(slate=(), modes=("none",)), feedback(1, "a", CLICK), whole_slates=True)
+    window = closed(opened(slate=()), feedback(1, "a", CLICK), whole_slates=True)
     assert len(window.plans) == 1
     assert not window.arms
-
-
-# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_session_uses_feedback_whose_own_time_is_in_the_next_window() -> None:
-    window = closed(opened(arrived_at=999), feedback(1, "a", CLICK, occurred_at=1001))
-    assert displays(window) == [(0, "a", True)]
-
-
-def test_sessions_with_one_id_differ_by_their_arrival() -> None:
-    windows = OpenWindows(window=WINDOW)
-    for offset, at in enumerate((100, 900, 1900)):
-        windows.open(offset, opened(arrived_at=at))
-    windows.answer(3, feedback(1, "a", CLICK, occurred_at=950))
-    windows.answer(4, feedback(1, "a", PASS, occurred_at=2000))
-    assert displays(windows.close(1000, session_timeout=TIMEOUT, whole_slates=False)) == [(1, "a", True)]
-    assert displays(windows.close(2000, session_timeout=TIMEOUT, whole_slates=False)) == [(0, "a", False)]
-
-
-def test_sessions_are_sorted_by_key_whatever_the_order_they_came_in() -> None:
-    events = [opened("b", 1), opened("a", 9), opened("a", 3, slate=("z",))]
-    for order in permutations(events):
-        assert [plan.slate for plan in closed(*order).plans] == [("z",), ("a", "b", "c"), ("a", "b", "c")]
-
-
-def test_a_record_for_a_closed_window_is_late_and_leaves_nothing_behind() -> None:
-    windows = OpenWindows(window=WINDOW)
-    windows.open(0, opened())
-    windows.close(1000, session_timeout=TIMEOUT, whole_slates=False)
-    assert not windows.open(1, opened(arrived_at=999))
-    assert not windows.answer(2, feedback(1, "a", CLICK, occurred_at=999))
-    assert windows.open(3, opened(arrived_at=1000))
-    assert windows.answer(4, feedback(1, "a", CLICK, occurred_at=1000))
-    assert windows.needed_from == 3
-
-
-def test_windows_are_due_in_order_and_empty_ones_are_not_named() -> None:
-    windows = OpenWindows(window=WINDOW)
-    for offset, at in enumerate((5200, 100, 3100)):
-        windows.open(offset, opened(arrived_at=at))
-    assert windows.due(3999) == [1000]
-    assert windows.due(6000) == [1000, 4000, 6000]
-
-
-def test_the_oldest_offset_needed_is_that_of_the_first_record_of_an_open_window() -> None:
-    windows = OpenWindows(window=WINDOW)
-    assert windows.needed_from is None
-    windows.open(5, opened("x", 100))
-    windows.answer(6, feedback(1, "a", PASS, occurred_at=1200, session_id="x"))
-    windows.open(7, opened("y", 1300))
-    assert windows.needed_from == 5
-    windows.close(1000, session_timeout=TIMEOUT, whole_slates=False)
-    assert windows.needed_from == 6, "feedback is kept until the window of its own time is closed"
-    windows.close(2000, session_timeout=TIMEOUT, whole_slates=False)
-    assert windows.needed_from is None
-    assert not windows.answers
-
-
-def test_windows_of_another_length_hold_the_same_sessions_and_closed_ones_stay_closed() -> None:
-    windows = OpenWindows(window=WINDOW)
-    windows.open(0, opened("x", 100))
-    windows.open(1, opened("y", 1100))
-    windows.open(2, opened("z", 1900))
-    windows.answer(3, feedback(1, "a", CLICK, occurred_at=1950, session_id="z"))
-    windows.close(1000, session_timeout=TIMEOUT, whole_slates=False)
-    windows.resize(700)
-    assert windows.due(9999) == [1400, 2100]
-    assert not windows.open(4, opened("w", 950))
-    assert len(windows.close(1400, session_timeout=TIMEOUT, whole_slates=False).plans) == 1
-    assert displays(windows.close(2100, session_timeout=TIMEOUT, whole_slates=False)) == [(0, "a", True)]
-    assert not windows.answers
 
 
 # ── uncertain sessions ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -183,14 +115,6 @@ def test_a_session_that_is_marked_or_whose_facts_differ_is_counted_and_not_learn
 def test_a_session_whose_fact_is_repeated_is_certain() -> None:
     window = closed(opened(share=1.0), opened(), feedback(1, "a", CLICK))
     assert (displays(window), window.uncertain) == ([(0, "a", True)], 0)
-
-
-def test_an_uncertain_session_stays_uncertain_in_windows_of_another_length() -> None:
-    windows = OpenWindows(window=WINDOW)
-    windows.open(0, opened(uncertain=True))
-    windows.resize(700)
-    windows.open(1, opened())
-    assert windows.close(700, session_timeout=TIMEOUT, whole_slates=False).uncertain == 1
 
 
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -247,3 +171,62 @@ def test_another_report_only_adds_displays_or_moves_the_click_forward(slate, rep
         assert shown_then <= shown
     else:
         assert clicked_then or shown_then >= shown
+
+
+# ── joined in arrays, against one session at a time ──────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=200)
+@given(EVENTS, st.lists(st.integers(1, 6)), st.booleans(), st.sampled_from([WINDOW, 350, 700, 2_500]))
+def test_windows_joined_in_arrays_close_as_those_joined_one_by_one(
+    events: list[Any], sizes: list[int], whole_slates: bool, length: int
+) -> None:
+    fast, slow = OpenWindows(window=WINDOW), WindowsOneByOne(window=WINDOW)
+    across = [opened(arrived_at=1_900), feedback(1, "a", True, occurred_at=2_050)]  # of two windows
+    numbered = list(enumerate([*events, *across]))
+
+    def close(end: int) -> None:
+        how = {"session_timeout": TIMEOUT, "whole_slates": whole_slates}
+        assert Closed.of(fast.close(end, **how)) == slow.close(end, **how)
+
+    for size in [*sizes, len(numbered)]:
+        for offset, event in numbered[:size]:
+            taken = fast.open(offset, event) if isinstance(event, Opened) else fast.answer(offset, event)
+            assert taken == slow.add(offset, event)
+        assert (fast.needed_from, fast.sessions) == (slow.oldest, slow.sessions)
+        del numbered[:size]
+        if fast.due(WINDOW):
+            close(WINDOW)
+    fast.resize(length)
+    slow.window = length
+    while due := fast.due(10_000):
+        assert due == slow.due(10_000)
+        # The records of a window that was divided are needed as long as any of them.
+        assert fast.needed_from is not None
+        assert slow.oldest is not None
+        assert fast.needed_from <= slow.oldest
+        close(due[0])
+    assert not slow.records
+    assert (fast.needed_from, fast.answers) == (None, 0)
+
+
+def test_repeated_feedback_takes_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows_module, "LEAST_REPEATED", 100)
+    windows = OpenWindows(window=WINDOW)
+    windows.open(0, opened())
+    reports = [feedback(position, "abc"[position - 1], False) for position in (1, 2, 3)]
+    for offset in range(1, 1_000):
+        for report in reports:
+            windows.answer(offset, report)
+        assert windows.answers <= 110
+    assert windows.close(WINDOW, session_timeout=TIMEOUT, whole_slates=False).arms == ["a", "b", "c"]
+
+
+def test_the_longest_slate_takes_memory_for_itself_alone() -> None:
+    windows = OpenWindows(window=WINDOW)
+    windows.open(0, opened("long", slate=("a",) * 100_000))
+    for n in range(5_000):
+        windows.open(n, opened(f"s{n}"))
+    window = windows.close(WINDOW, session_timeout=TIMEOUT, whole_slates=False)
+    assert window.slates.codes.nbytes < 2_000_000
+    assert window.slates.indices(np.array([1, 2]), {"b": 5}).tolist() == [[-1, 5, -1]] * 2

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-from faust.types import TP, RecordMetadata
+from faust.types import TP
 
-from tests.transport.memory import Cluster, FakeMessage
+from tests.embedded.traffic import ARMS, settings
+from tests.transport.memory import Cluster, FakeProducer, Write
+from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
-from worker.kafka.polls import Flight, Flights, Poll, RecordList
-from worker.stream.topology import DeadLetter, Record, Topics
+from worker.kafka.polls import Flights, Poll, RecordList, Writer
+from worker.metrics import Metrics
+from worker.stream.decoding import Limits
+from worker.stream.parameters import Parameters
+from worker.stream.topology import Record, Topics
+
+ZERO = Parameters.first(settings(), ARMS)
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -39,22 +46,20 @@ async def until(condition: Callable[[], object], within: float = 120.0) -> None:
             await asyncio.sleep(0.002)
 
 
-class Write(NamedTuple):
-    """A record that is not durable yet."""
-
-    tp: TP
-    key: bytes | None
-    value: bytes | None
-    report: Callable[[None, FakeMessage], None]
+def new_partitions(topics: Topics, metrics: Metrics, zero: Parameters = ZERO, **options: Any) -> Partitions:
+    """Return the partitions of a worker that has one published version."""
+    published = PublishedParameters(zero, [zero], metrics)
+    return Partitions(published, topics, metrics, know_versions=settle, limits=Limits(), **options)
 
 
 class FakeWorker:
-    """Partitions with a driver that does what a test says. It is app, consumer and producer to them."""
+    """Partitions with a driver that does what a test says. It is app and consumer to them."""
 
     def __init__(self, kafka: Cluster, topics: Topics, partitions: Partitions) -> None:
         self.kafka, self.partitions = kafka, partitions
-        self.options = SimpleNamespace(topics=topics)
-        self.pending: list[Write] = []
+        self.settings = SimpleNamespace(topics=topics)
+        self.producer = FakeProducer(kafka)
+        self.writer = Writer(self.producer)  # type: ignore[arg-type]
         self.failure: BaseException | None = None
         self.flights = Flights(lambda error: self.fail(RuntimeError(error.str())))
         self.generation, self.number = 0, 0
@@ -63,9 +68,10 @@ class FakeWorker:
         self.positions: dict[TP, int] = {}
         self.was_drained = False
         self.flow_active = True
-        partitions.connect(self, self)  # type: ignore[arg-type]
+        partitions.connect(self, self.writer)  # type: ignore[arg-type]
 
-    driver = producer = property(lambda self: self)
+    driver = property(lambda self: self)
+    pending = property(lambda self: self.producer.pending)
 
     def fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
@@ -79,7 +85,7 @@ class FakeWorker:
         self.was_drained = self.flights.are_idle
         self.generation += 1
         self.flights.forget()
-        given, topics = list(partitions), self.options.topics
+        given, topics = list(partitions), self.settings.topics
         changelogs = {one: TP(topics.changelog, one) for one in given}
         kept = self.partitions.keep({one: len(self.kafka.logs[tp]) for one, tp in changelogs.items()})
         tables: dict[int, dict[bytes, Record]] = {one: {} for one in given if one not in kept}
@@ -118,9 +124,7 @@ class FakeWorker:
 
     async def persist(self, write: Write) -> None:
         """Make a write durable, and report it."""
-        self.pending.remove(write)
-        record = self.kafka.append(*write.tp, write.key, write.value)
-        write.report(None, FakeMessage(record, is_stamped=self.kafka.clock is not None))
+        self.producer.persist(write)
         self.flights.advance()
         await settle()
 
@@ -136,33 +140,3 @@ class FakeWorker:
 
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
         return {tp: len(self.kafka.logs[tp]) for tp in partitions}
-
-    # ── what the producer does ───────────────────────────────────────────────────────────────────────────────────────
-
-    def write(
-        self,
-        topic: str,
-        partition: int,
-        pairs: Sequence[tuple[bytes | None, bytes | None]],
-        flight: Flight,
-        *,
-        is_changelog: bool = False,
-    ) -> None:
-        report = flight.on_changelog_delivery if is_changelog else flight.on_delivery
-        self.pending += [Write(TP(topic, partition), key, value, report) for key, value in pairs]
-        flight.writes += len(pairs)
-
-    def write_dead_letters(self, topic: str, partition: int, letters: Iterable[DeadLetter], flight: Flight) -> None:
-        self.write(topic, partition, [(key, value) for key, value, _ in letters], flight)
-
-    async def send_and_wait(
-        self, topic: str, key: bytes | None, value: bytes | None, partition: int, *_: Any
-    ) -> RecordMetadata:
-        written: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
-
-        def report(error: None, message: FakeMessage) -> None:
-            kind, stamp = message.timestamp()
-            written.set_result(RecordMetadata(topic, partition, TP(topic, partition), message.offset(), stamp, kind))
-
-        self.pending.append(Write(TP(topic, partition), key, value, report))
-        return await written

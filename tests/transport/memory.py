@@ -1,7 +1,7 @@
 """Kafka in memory: librdkafka's public interface, as far as the worker uses it, on topics in this process.
 
-A test decides when writes are reported (`Cluster.hold`), which of them fail (`Cluster.error`), and what a consumer gets
-in place of records (`Cluster.incoming`).
+A test decides when writes become durable (`Cluster.hold`), which of them fail (`Cluster.error`), and what a consumer
+gets in place of records (`Cluster.incoming`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError, TopicPartition
@@ -233,12 +233,21 @@ class FakeConsumer:
             self.cluster.change_members(self, joins=False)
 
 
+class Write(NamedTuple):
+    """A record that is not durable yet."""
+
+    tp: TP
+    key: bytes | None
+    value: bytes | None
+    report: Callable[[KafkaError | None, FakeMessage], None]
+
+
 class FakeProducer:
-    """A producer of the cluster: what is written is there at once, and reported when `hold` is off."""
+    """A producer of the cluster: a write becomes durable when a test says so, or with the next poll."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._reports: list[tuple[Callable[..., None], KafkaError | None, FakeMessage]] = []
+        self.pending: list[Write] = []
 
     def produce(
         self,
@@ -249,11 +258,7 @@ class FakeProducer:
         on_delivery: Callable[..., None],
         headers: object = None,
     ) -> None:
-        error = self.cluster.error(topic, key)
-        record = Record(topic, partition, -1, 0, key, value)
-        if error is None:
-            record = self.cluster.append(topic, partition, key, value)
-        self._reports.append((on_delivery, error, FakeMessage(record, is_stamped=self.cluster.clock is not None)))
+        self.pending.append(Write(TP(topic, partition), key, value, on_delivery))
 
     def produce_batch(
         self, topic: str, messages: list[dict[str, Any]], partition: int, on_delivery: Callable[..., None]
@@ -262,16 +267,23 @@ class FakeProducer:
             self.produce(topic, one["value"], one["key"], partition, on_delivery)
         return len(messages)
 
+    def persist(self, write: Write) -> None:
+        """Make a write durable, unless it fails, and report it."""
+        self.pending.remove(write)
+        error = self.cluster.error(write.tp.topic, write.key)
+        record = Record(*write.tp, -1, 0, write.key, write.value)
+        if error is None:
+            record = self.cluster.append(*write.tp, write.key, write.value)
+        write.report(error, FakeMessage(record, is_stamped=self.cluster.clock is not None))
+
     def poll(self, timeout: float) -> int:
-        if self.cluster.hold:
-            return 0
-        reports, self._reports = self._reports, []
-        for on_delivery, error, message in reports:
-            on_delivery(error, message)
-        return len(reports)
+        writes = [] if self.cluster.hold else list(self.pending)
+        for write in writes:
+            self.persist(write)
+        return len(writes)
 
     def purge(self) -> None:
-        self._reports = []
+        self.pending.clear()
 
 
 class FakeAdmin:

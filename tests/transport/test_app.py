@@ -12,20 +12,15 @@ import orjson
 import pytest
 from confluent_kafka import KafkaError
 
-from tests.embedded.traffic import ARMS, START, arrivals, settings
-from tests.transport.fake import in_loop, until
+from tests.embedded.traffic import START, arrivals, settings
+from tests.transport.fake import in_loop, new_partitions, until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeProducer
 from worker.errors import FailedError
 from worker.kafka import app as app_module
 from worker.kafka.app import WorkerApp, worker_app
-from worker.kafka.driver import DriverOptions
-from worker.kafka.parameters import PublishedParameters
-from worker.kafka.partitions import Partitions
-from worker.kafka.processors import StreamProcessors
+from worker.kafka.settings import WorkerSettings
 from worker.kafka.store import SessionStore
 from worker.metrics import Metrics
-from worker.stream.decoding import Limits
-from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
 TOPICS = Topics("t")
@@ -48,9 +43,10 @@ class NoLearner:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Kafka in memory, in place of librdkafka."""
     made = Cluster.with_topics(TOPICS, COUNT)
-    monkeypatch.setattr("worker.kafka.driver.confluent_kafka.Consumer", lambda _: FakeConsumer(made))
+    monkeypatch.setattr("worker.kafka.consumer.confluent_kafka.Consumer", lambda _: FakeConsumer(made))
     monkeypatch.setattr("worker.kafka.driver.durable_producer", lambda *_, **__: FakeProducer(made))
-    monkeypatch.setattr("worker.kafka.driver.AdminClient", lambda _: FakeAdmin(made))
+    for module in ("consumer", "driver"):
+        monkeypatch.setattr(f"worker.kafka.{module}.AdminClient", lambda _: FakeAdmin(made))
     monkeypatch.setattr(app_module, "_end_within", lambda seconds: None)
     return made
 
@@ -70,17 +66,9 @@ class Running:
 @asynccontextmanager
 async def worker(group: str = "g") -> AsyncIterator[Running]:
     metrics, learner = Metrics(), NoLearner()
-    zero = Parameters.first(settings(), ARMS)
-    processors = StreamProcessors(
-        PublishedParameters(zero, [zero], metrics), TOPICS, metrics, limits=Limits(), clock=lambda: START
-    )
-
-    async def know_versions() -> None:
-        return
-
-    options = DriverOptions(connection=NOWHERE, topics=TOPICS, group=group)
-    partitions = Partitions(processors, TOPICS, know_versions=know_versions)
-    app = worker_app(options, partitions, learner, count=COUNT)  # type: ignore[arg-type]
+    configured = WorkerSettings(connection=NOWHERE, topics=TOPICS, learner=(), learning=settings(), group=group)
+    partitions = new_partitions(TOPICS, metrics, clock=lambda: START)
+    app = worker_app(configured, partitions, learner, count=COUNT)  # type: ignore[arg-type]
     starting = asyncio.create_task(app.start())
     running = Running(app, learner, metrics)
     await until(lambda: app.serves)
@@ -103,30 +91,22 @@ def answered(cluster: Cluster) -> set[str]:
     return {orjson.loads(value)["session_id"] for value in cluster.values(TOPICS.decisions)}
 
 
+async def serve(cluster: Cluster, users: int, first: int = 0) -> None:
+    """Send arrivals and wait for their decisions."""
+    sessions = send(cluster, users, first)
+    await until(lambda: answered(cluster) >= sessions)
+
+
 def committed(cluster: Cluster) -> int:
     return sum(offset for (topic, _), offset in cluster.committed.items() if topic == TOPICS.arrivals)
-
-
-@in_loop
-async def test_the_agent_answers_arrivals_and_faust_commits_them_at_the_latest_when_it_stops(cluster: Cluster) -> None:
-    async with worker() as running:
-        sessions = send(cluster, 20)
-        await until(lambda: answered(cluster) == sessions)
-        await until(lambda: committed(cluster) == 20)
-        assert running.learner.mine, "the journal is assigned here"
-        assert len(running.app.partitions.servings) == COUNT
-        sessions |= send(cluster, 8, first=20)
-        await until(lambda: answered(cluster) == sessions)
-    assert committed(cluster) == 28
-    assert cluster.members == []
 
 
 @in_loop
 async def test_nothing_is_committed_before_its_results_are_durable(cluster: Cluster) -> None:
     async with worker() as running:
         cluster.hold = True
-        sessions = send(cluster, 8)
-        await until(lambda: answered(cluster) == sessions)
+        send(cluster, 8)
+        await until(lambda: running.app.driver.flights.size == 8)
         await running.app.driver.commit()
         assert committed(cluster) == 0
         cluster.hold = False
@@ -136,33 +116,28 @@ async def test_nothing_is_committed_before_its_results_are_durable(cluster: Clus
 @in_loop
 async def test_the_next_worker_recovers_the_sessions_and_answers_no_arrival_again(cluster: Cluster) -> None:
     async with worker():
-        sessions = send(cluster, 12)
-        await until(lambda: answered(cluster) == sessions)
+        await serve(cluster, 12)
+    assert (committed(cluster), cluster.members) == (12, [])
     written = len(cluster.values(TOPICS.decisions))
     async with worker() as running:
         assert running.counted("sessions_recovered_total") == 12
-        later = send(cluster, 4, first=12)
-        await until(lambda: answered(cluster) == sessions | later)
+        await serve(cluster, 4, first=12)
     assert len(cluster.values(TOPICS.decisions)) == written + 4
 
 
 @in_loop
 async def test_workers_share_the_partitions_and_one_of_them_learns(cluster: Cluster) -> None:
     async with worker() as first:
-        sessions = send(cluster, 8)
-        await until(lambda: answered(cluster) == sessions)
+        await serve(cluster, 8)
         async with worker() as second:
             await until(lambda: first.app.serves and len(first.app.partitions.servings) == COUNT // 2)
             assert len(second.app.partitions.servings) == COUNT // 2
             assert [first.learner.mine, second.learner.mine] == [True, False]
-            recovered = second.counted("sessions_recovered_total")
-            assert recovered == 4
+            assert second.counted("sessions_recovered_total") == 4
             assert first.counted("sessions_recovered_total") == 0, "what stays here is not read again"
-            later = send(cluster, 8, first=8)
-            await until(lambda: answered(cluster) == sessions | later)
+            await serve(cluster, 8, first=8)
         await until(lambda: first.app.serves and len(first.app.partitions.servings) == COUNT)
-        latest = send(cluster, 8, first=16)
-        await until(lambda: answered(cluster) == sessions | later | latest)
+        await serve(cluster, 8, first=16)
     assert len(cluster.values(TOPICS.decisions)) == 24
 
 
@@ -170,8 +145,8 @@ async def test_workers_share_the_partitions_and_one_of_them_learns(cluster: Clus
 async def test_lost_partitions_are_neither_committed_nor_kept(cluster: Cluster) -> None:
     async with worker() as running:
         cluster.hold = True
-        sessions = send(cluster, 8)
-        await until(lambda: answered(cluster) == sessions)
+        send(cluster, 8)
+        await until(lambda: running.app.driver.flights.size == 8)
         cluster.members[0].is_lost = True
         cluster.generation += 1
         count = running.app.rebalancing_count
@@ -199,8 +174,7 @@ async def test_a_rebalance_in_the_middle_of_a_recovery_loses_no_session(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     async with worker():
-        sessions = send(cluster, 24)
-        await until(lambda: answered(cluster) == sessions)
+        await serve(cluster, 24)
     monkeypatch.setattr("worker.kafka.thread.MOST_RECORDS", 3)  # several polls for each changelog
     applied, apply = 0, SessionStore.apply_changelog_batch
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from worker.runtime.clock import UNCONFIRMED, ComparedClock, broker_time, clock_of, steady_clock
+from worker.runtime.clock import UNCONFIRMED, ComparedClock, clock_of, steady_clock
 from worker.stream.decoding import MAX_PROGRESS_LEAD
 
 START = 1_700_000_000_000
@@ -116,12 +114,6 @@ def test_a_journal_without_the_time_of_the_broker_is_reported_once(caplog: pytes
         assert machine.clock.confirm(None, written_at=machine.true)
     (line,) = caplog.messages
     assert "adcascade topics check" in line
-
-
-@pytest.mark.parametrize(("written", "time"), [({"timestamp": 5}, 5), ({"timestamp": -1}, None), ({}, None)])
-def test_only_a_broker_with_logappendtime_returns_its_time(written: dict[str, int], time: int | None) -> None:
-    assert broker_time(SimpleNamespace(**written)) == time
-    assert broker_time(SimpleNamespace(timestamp=None)) is None
 
 
 def test_the_clock_of_tests_is_a_file(tmp_path) -> None:

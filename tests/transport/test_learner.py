@@ -11,8 +11,9 @@ import pytest
 from confluent_kafka import KafkaError
 from faust.types import TP
 
-from tests.embedded.traffic import ARMS, settings
+from tests.embedded.traffic import ARMS, START, settings
 from tests.kafka.golden import Golden
+from tests.stream.scenes import feedback, opened
 from tests.transport.memory import Cluster, FakeProducer
 from worker.errors import FailedError
 from worker.kafka.clients import TopicReader
@@ -20,15 +21,14 @@ from worker.kafka.learner import JournalPublisher
 from worker.kafka.parameters import PublishedParameters, decoded
 from worker.metrics import Metrics
 from worker.stream.catalogue import Refusal
-from worker.stream.events import Command
+from worker.stream.encoding import encode_journal, encode_progress
+from worker.stream.events import Command, Progress
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 from worker.stream.version_records import encode_parameters
 
 TOPICS = Topics("t")
-
-
 JOURNAL = TP(TOPICS.journal, 0)
 PARAMETERS = TP(TOPICS.parameters, 0)
 
@@ -157,6 +157,18 @@ def test_episodes_come_first_and_a_version_comes_once_whoever_makes_it(
     assert [report["position"] for report in reports] == [0, len(facts)] * 2
     assert reports[1]["watermark"] == learner.watermark
     assert reports[1]["episodes"] == [orjson.loads(cluster.values(TOPICS.episodes)[0])]
+
+
+def test_the_learner_names_the_slowest_partition_and_counts_late_records_when_they_come() -> None:
+    learner = Learner(settings(), ARMS)
+    assert learner.slowest_partition == -1
+    times = {0: START + 90_000, 1: START + 80_000, 2: START + 95_000}
+    learner.handle(enumerate(encode_progress(Progress(partition=p, partitions=3, time=at)) for p, at in times.items()))
+    assert (learner.slowest_partition, learner.watermark) == (1, START + 80_000)
+    arms, context = [arm.arm for arm in ARMS], (0.5,) * settings().dim
+    facts = (opened(arrived_at=START, slate=arms, context=context), feedback(1, arms[0], True, occurred_at=START))
+    outcome = learner.handle(enumerate(map(encode_journal, facts), start=3))
+    assert (outcome.late, outcome.episodes) == (2, [])
 
 
 # ── two learners that disagree ───────────────────────────────────────────────────────────────────────────────────────

@@ -1,20 +1,27 @@
-"""Polls in, results out, rebalances between: the partitions of a worker, with processors that echo."""
+"""Polls in, results out, rebalances between: the partitions of a worker, with sessions that echo."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
+import orjson
 import pytest
 from faust.types import TP
 
-from tests.transport.fake import FakeWorker, in_loop, settle
+from tests.embedded.traffic import START, arrivals
+from tests.transport.fake import ZERO, FakeWorker, in_loop, new_partitions, settle
 from tests.transport.memory import Cluster
 from worker.errors import FailedError
 from worker.kafka import partitions as module
+from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
-from worker.kafka.polls import Poll
-from worker.stream.topology import Emits, Record, Topics
+from worker.kafka.polls import Poll, RecordList
+from worker.metrics import Metrics
+from worker.metrics.catalogue import STAGES
+from worker.stream.decoding import Limits
+from worker.stream.topology import Emits, Record, Tally, Topics
 
 TOPICS = Topics("t")
 ARRIVALS, CLICKS = TP(TOPICS.arrivals, 0), TP(TOPICS.clicks, 0)
@@ -22,15 +29,21 @@ OUTPUTS = {TOPICS.journal, TOPICS.changelog, TOPICS.decisions}
 
 
 class Echo:
-    """Serves a partition: notes its records and emits one of everything per record."""
+    """Sessions of a partition that note what happens to them."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.seen: list[tuple[str, int]] = []
-        self.restored: list[bytes] = []
         self.taken_over: tuple[int, int] | None = None
         self.progress: list[int] = []
-        self.has_due = False
+        self.has_due = self.is_released = False
+
+    def restore(self, records: Iterable[Record]) -> Tally:
+        return Tally()
+
+    def hand_over(self) -> Tally:
+        self.is_released = True
+        return Tally()
 
     def take_over(self, start: int, end: int) -> None:
         self.taken_over = start, end
@@ -39,34 +52,32 @@ class Echo:
         self.progress.append(progress)
         self.has_due = True
 
+    def handle(self, records: Sequence[Record]) -> Emits:
+        return Emits(changelog=[(b"over", None)])
 
-class EchoProcessors:
-    """Processors of `Echo`; some records make them raise."""
 
-    def __init__(self, explosive: Callable[[Record], bool] = lambda record: False) -> None:
+class EchoPartitions(Partitions):
+    """Emits one of everything per record, or raises."""
+
+    def __init__(self, know_versions: Callable[[], Awaitable[None]], explosive: Callable[[Record], bool]) -> None:
+        metrics = Metrics()
+        published = PublishedParameters(ZERO, [ZERO], metrics)
+        super().__init__(published, TOPICS, metrics, know_versions=know_versions, limits=Limits())
         self.explosive = explosive
-        self.servings: list[Echo] = []
-        self.released: list[int] = []
-        self.measured: list[Poll] = []
+        self.made: list[Echo] = []
+        self.calls = 0
 
-    def make_serving(self, partition: int) -> Echo:
-        self.servings.append(Echo(partition))
-        return self.servings[-1]
+    def make_serving(self, partition: int) -> Any:
+        self.made.append(Echo(partition))
+        return self.made[-1]
 
-    def restore(self, serving: Echo, records: Iterable[Record]) -> None:
-        serving.restored += [record.key or b"" for record in records]
-        if b"bad" in serving.restored:
-            raise ZeroDivisionError("boom")
-
-    def release(self, serving: Echo) -> None:
-        self.released.append(serving.partition)
-
-    def handle(self, work: Sequence[tuple[Echo, Sequence[Record]]]) -> list[Emits]:
+    def serve(self, work: Sequence[tuple[Any, Sequence[Record]]]) -> list[Emits]:
+        self.calls += 1
         if any(self.explosive(record) for _, records in work for record in records):
             raise ZeroDivisionError("boom")
-        return [self._emits(serving, records) for serving, records in work]
+        return [self._echo(serving, records) for serving, records in work]
 
-    def _emits(self, serving: Echo, records: Sequence[Record]) -> Emits:
+    def _echo(self, serving: Echo, records: Sequence[Record]) -> Emits:
         emits = Emits()
         for record in records:
             name = b"%s@%d" % (record.topic.encode(), record.offset)
@@ -76,22 +87,16 @@ class EchoProcessors:
             emits.decisions.append((name, b"decision"))
         return emits
 
-    def delete_over(self, serving: Echo) -> Emits:
-        return Emits(changelog=[(b"over", None)])
-
-    def measure(self, poll: Poll, began: float, ended: float, written: Iterable[float]) -> None:
-        self.measured.append(poll)
-
 
 class Bench:
     """Partition 0 and its worker; versions are known at once, unless a test says otherwise."""
 
     def __init__(self, explosive: Callable[[Record], bool] = lambda record: False) -> None:
-        self.kafka, self.processors = Cluster.with_topics(TOPICS, 2), EchoProcessors(explosive)
+        self.kafka = Cluster.with_topics(TOPICS, 2)
         self.versions_known = asyncio.Event()
         self.versions_known.set()
         self.asked = 0
-        self.partitions = Partitions(self.processors, TOPICS, know_versions=self._know_versions)  # type: ignore[arg-type]
+        self.partitions = EchoPartitions(self._know_versions, explosive)
         self.worker = FakeWorker(self.kafka, TOPICS, self.partitions)
 
     async def _know_versions(self) -> None:
@@ -108,7 +113,7 @@ class Bench:
 
     @property
     def echo(self) -> Echo:
-        return self.processors.servings[-1]
+        return self.partitions.made[-1]
 
     def pending_topics(self) -> list[str]:
         return [write.tp.topic for write in self.worker.pending]
@@ -122,10 +127,10 @@ async def test_arrivals_are_handled_before_clicks_and_all_partitions_in_one_call
     bench.send(1, TP(TOPICS.arrivals, 1))
     await bench.worker.rebalance([0, 1])
     await bench.worker.poll()
-    first, second = bench.processors.servings
+    first, second = bench.partitions.made
     assert first.seen == [(TOPICS.arrivals, 0), (TOPICS.arrivals, 1), (TOPICS.clicks, 0), (TOPICS.clicks, 1)]
     assert second.seen == [(TOPICS.arrivals, 0)]
-    assert len(bench.processors.measured) == 1
+    assert bench.partitions.calls == 1
 
 
 @in_loop
@@ -226,7 +231,7 @@ async def test_a_partition_taken_over_knows_which_arrivals_may_have_been_answere
 
 
 @in_loop
-async def test_a_bad_record_that_the_processors_did_not_expect_costs_one_dead_letter() -> None:
+async def test_a_bad_record_that_serving_did_not_expect_costs_one_dead_letter() -> None:
     bench = await Bench(lambda record: record.offset == 1).opened()
     bench.send(3)
     await bench.worker.poll()
@@ -241,10 +246,10 @@ async def test_a_bad_record_that_the_processors_did_not_expect_costs_one_dead_le
 
 
 @in_loop
-async def test_processors_that_always_raise_are_a_failure_and_make_no_dead_letters() -> None:
+async def test_serving_that_always_raises_is_a_failure_and_make_no_dead_letters() -> None:
     bench = await Bench(lambda record: True).opened()
     bench.send(3)
-    with pytest.raises(FailedError, match="failed on every one of 3 records"):
+    with pytest.raises(FailedError, match="serving failed on every one of 3 records"):
         await bench.worker.poll()
     assert bench.worker.pending == []
 
@@ -268,34 +273,13 @@ async def test_sessions_stay_in_memory_if_all_was_durable_and_nobody_else_change
         await bench.worker.persist_all()
     if changed == "written":
         bench.kafka.append(TOPICS.changelog, 0, b"k", b"state")
-    before = bench.partitions.servings[0]
+    before = bench.echo
     await bench.worker.rebalance([0])
-    assert (bench.partitions.servings[0] is before) is kept
-    assert bench.processors.released == ([] if kept else [0])
-    bench.processors.released.clear()
+    assert (bench.echo is before) is kept
+    assert before.is_released is not kept
     await bench.worker.rebalance([1])  # and 0 to another worker
-    assert bench.processors.released == [0]
+    assert all(echo.is_released for echo in bench.partitions.made[:-1])
     assert set(bench.partitions.servings) == {1}
-
-
-@in_loop
-async def test_tables_are_restored_in_pieces_between_which_the_loop_turns() -> None:
-    bench, size = Bench(), 2 * module.RESTORED_AT_ONCE + 1
-    for number in range(size):
-        bench.kafka.append(TOPICS.changelog, 0, b"%d" % number, b"state")
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await bench.worker.rebalance([0])
-    counting.cancel()
-    assert len(bench.echo.restored) == size
-    assert turns >= 3
 
 
 @in_loop
@@ -306,3 +290,81 @@ async def test_sessions_that_are_over_are_deleted_when_progress_is_acknowledged(
     assert bench.partitions.progress == {0: 77}
     assert [(write.tp.topic, write.value) for write in bench.worker.pending] == [(TOPICS.changelog, None)]
     bench.partitions.acknowledge(5, 77)  # revoked meanwhile
+
+
+# ── times and metrics, with real sessions ────────────────────────────────────────────────────────────────────────────
+
+
+class PartitionBench:
+    """One partition with metrics of its own."""
+
+    def __init__(self, now: int = START) -> None:
+        self.now = now
+        self.metrics = Metrics()
+        self.partitions = new_partitions(TOPICS, self.metrics, clock=lambda: self.now, steady=lambda: 0)
+        self.serving = self.partitions.make_serving(0)
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"adcascade_{name}", labels) or 0.0
+
+    def handle(self, records: Sequence[Record]) -> Emits:
+        return self.partitions.serve([(self.serving, records)])[0]
+
+    def records(self, count: int, timestamp: int) -> list[Record]:
+        sent = arrivals(count, seconds=1)
+        return [
+            Record(TOPICS.arrivals, 0, offset, timestamp, one.session.encode(), one.value)
+            for offset, one in enumerate(sent)
+        ]
+
+
+def test_a_record_without_a_time_is_dated_by_the_clock() -> None:
+    bench = PartitionBench(now=START + 1000)
+    emits = bench.handle(bench.records(3, timestamp=-1))
+    assert (len(emits.decisions), len(emits.dead_letters)) == (3, 0)
+    late = PartitionBench(now=START - 3_600_000)
+    emits = late.handle(late.records(3, timestamp=-1))
+    assert {dict(letter.headers)["adcascade.reason"] for letter in emits.dead_letters} == {b"future"}
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_the_timestamp_of_a_client_cannot_make_the_future_the_present(confirmed: bool) -> None:
+    bench = PartitionBench(now=START)
+    records = bench.records(2, timestamp=START)
+    if confirmed:
+        bench.handle(records[1:])
+    far = START + (3_600_000 if confirmed else 74 * 365 * 86_400_000)
+    value = orjson.dumps(orjson.loads(records[0].value or b"") | {"occurred_at": far})
+    emits = bench.handle([records[0]._replace(timestamp=far, value=value), records[1]._replace(timestamp=far)])
+    (letter,) = emits.dead_letters
+    assert dict(letter.headers)["adcascade.reason"] == b"future"
+    assert letter.value == value
+    assert len(emits.journal) == 1, "a wrong timestamp alone does no harm"
+
+
+def test_what_was_written_long_ago_is_read_whenever_the_worker_starts() -> None:
+    bench = PartitionBench(now=START + 86_400_000)
+    emits = bench.handle(bench.records(2, timestamp=START) + bench.records(3, timestamp=-1)[2:])
+    assert (len(emits.decisions), len(emits.dead_letters)) == (3, 0)
+    written_now = bench.handle(bench.records(3, timestamp=bench.now))
+    assert {dict(letter.headers)["adcascade.reason"] for letter in written_now.dead_letters} == {b"past"}
+
+
+def test_the_time_from_arrival_to_decision_is_measured_for_every_arrival() -> None:
+    bench = PartitionBench(now=START + 40)
+    bench.handle(bench.records(7, timestamp=START))
+    assert bench.counted("arrival_to_decision_seconds_count") == 7
+    assert bench.counted("arrival_to_decision_seconds_bucket", le="0.025") == 0
+    assert bench.counted("arrival_to_decision_seconds_bucket", le="0.05") == 7
+
+
+def test_every_stage_of_a_poll_is_measured() -> None:
+    bench = PartitionBench()
+    lists = [
+        RecordList(TP(TOPICS.arrivals, 0), 2, bench.records(2, timestamp=START)),
+        RecordList(TP(TOPICS.clicks, 0), 5, []),  # a position that moved on without a record
+    ]
+    bench.partitions.measure(Poll(1, 0, lists, 10.0), 10.5, 11.0, [0.25, 0.5])
+    counts = {stage: bench.counted("stage_seconds_count", stage=stage) for stage in STAGES}
+    assert counts == {"fetch": 1, "queue": 1, "handle": 1, "write": 2}
+    assert bench.counted("stage_seconds_sum", stage="queue") == 0.5

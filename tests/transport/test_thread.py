@@ -11,7 +11,7 @@ from faust.types import TP
 
 from tests.transport.fake import in_loop, until
 from tests.transport.memory import Cluster, FakeConsumer, FakeMessage
-from worker.kafka.polls import Flights, Poll
+from worker.kafka.polls import Flights
 from worker.kafka.thread import MOST_POLLS, ClientThread
 
 A, B = TP("t", 0), TP("t", 1)
@@ -22,6 +22,7 @@ class Loop:
     """What the loop does in a rebalance, noted."""
 
     def __init__(self) -> None:
+        self.flights = Flights(lambda error: None)
         self.assigned: set[TP] | None = None
         self.events: list[str] = []
         self.may_finish = asyncio.Event()
@@ -46,8 +47,7 @@ class Loop:
 @asynccontextmanager
 async def running(cluster: Cluster, drain: float = 5.0) -> AsyncIterator[tuple[ClientThread, Loop, FakeConsumer]]:
     loop, consumer = Loop(), FakeConsumer(cluster)
-    flights = Flights(lambda error: None)
-    thread = ClientThread(consumer, loop, serve_reports=lambda: False, flights=flights, drain=drain)
+    thread = ClientThread(consumer, loop, serve_reports=lambda: False, drain=drain)  # type: ignore[arg-type]
     thread.start()
     await thread.subscribe(["t"])
     await until(lambda: loop.assigned is not None)
@@ -105,30 +105,6 @@ async def test_a_new_generation_starts_where_it_says() -> None:
 
 
 @in_loop
-async def test_polls_of_a_generation_are_numbered() -> None:
-    cluster = filled(2)
-    async with running(cluster) as (thread, _, _consumer):
-        polls: list[Poll] = []
-        await thread.read({A: 0}, 1)
-        for _ in range(3):
-            polls.append(await thread.next_poll())
-            thread.handled(1)
-            cluster.append("t", 0, b"k", b"more")
-        assert [(poll.generation, poll.number) for poll in polls] == [(1, 0), (1, 1), (1, 2)]
-
-
-@in_loop
-async def test_a_position_moves_over_what_is_no_record() -> None:
-    cluster = filled(2)
-    async with running(cluster) as (thread, _, _consumer):
-        await thread.read({A: 0}, 1)
-        assert await offsets(thread, 1, 1) == [(0, 0)]
-        cluster.logs[A] += [None, None]  # the marks of transactions
-        poll = await thread.next_poll()
-        assert [(one.tp, one.end, list(one.records)) for one in poll.lists] == [(A, 3, [])]
-
-
-@in_loop
 async def test_records_that_were_deleted_are_skipped() -> None:
     cluster = filled(10)
     cluster.firsts[A] = 3
@@ -180,18 +156,6 @@ async def test_a_loop_that_does_not_finish_delays_a_revocation_for_a_while_only(
         await until(lambda: (other.poll(), loop.assigned == {A})[1])
         assert loop.events == ["assigned", "revoked", "assigned"]
         loop.may_finish.set()
-
-
-@in_loop
-async def test_lost_partitions_are_given_up_as_lost() -> None:
-    cluster = filled(2)
-    async with running(cluster) as (thread, loop, consumer):
-        await thread.read({A: 0}, 1)
-        await offsets(thread, 1, 1)
-        consumer.is_lost = True
-        cluster.generation += 1
-        await until(lambda: loop.events == ["assigned", "lost", "assigned"])
-        assert consumer.reading == {}
 
 
 @in_loop

@@ -1,8 +1,9 @@
-"""The thread that reads versions: prepared planners, catching up, and topics that cannot be read."""
+"""Published versions: the thread that reads them, those that contradict each other, and the settings of a worker."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -12,16 +13,20 @@ import pytest
 from confluent_kafka import KafkaError
 from faust.types import TP
 
-from tests.embedded.traffic import ARMS, settings
+from tests.embedded.traffic import ARMS, START, settings
 from tests.transport.fake import in_loop, until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeMessage
-from worker.kafka.parameters import PublishedParameters, UnfitError
-from worker.kafka.versions import VersionReader
+from worker.errors import FailedError, InputError
+from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader, with_dimension
+from worker.kafka.settings import WorkerSettings
+from worker.kafka.worker import warn
 from worker.metrics import Metrics
 from worker.runtime.supervision import Pauses
 from worker.stream.parameters import Parameters
-from worker.stream.topology import Topics
+from worker.stream.settings import Arm, LearningSettings, continued
+from worker.stream.topology import Record, Topics
 from worker.stream.version_records import encode_parameters
+from worker.stream.versions import KEPT, RoundedError
 
 ZERO = Parameters.first(settings(), ARMS)
 TOPICS = Topics("t")
@@ -33,7 +38,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Kafka in memory, in place of librdkafka."""
     made = Cluster.with_topics(TOPICS)
     monkeypatch.setattr("worker.kafka.clients.Consumer", lambda _: FakeConsumer(made))
-    monkeypatch.setattr("worker.kafka.versions.AdminClient", lambda _: FakeAdmin(made))
+    monkeypatch.setattr("worker.kafka.parameters.AdminClient", lambda _: FakeAdmin(made))
     monkeypatch.setattr(VersionReader, "pauses", Pauses(first=0.001, most=0.001))
     return made
 
@@ -63,7 +68,7 @@ def version(number: int, **changes: Any) -> Parameters:
 @in_loop
 async def test_versions_come_with_prepared_planners(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[int]()
-    monkeypatch.setattr("worker.kafka.versions.prepared", lambda one: made.append(one.version) or None)
+    monkeypatch.setattr("worker.kafka.parameters.prepared", lambda one: made.append(one.version) or None)
     publish(cluster, ZERO)
     async with reading() as (reader, published, _):
         await reader.catch_up()
@@ -119,3 +124,133 @@ async def test_a_version_that_this_worker_cannot_serve_by_ends_it(cluster: Clust
             UnfitError, match=r"another worker has published version 0: --dim is \d, but the published .* have \d"
         ):
             await reader.run()
+
+
+# ── versions that contradict each other ──────────────────────────────────────────────────────────────────────────────
+
+
+def other(parameters: Parameters) -> Parameters:
+    return replace(parameters, arms=(*parameters.arms[:-1], Arm(arm="other", reward=1.0)))
+
+
+def on_topic(*versions: Parameters) -> list[Record]:
+    return [Record("t.parameters", 0, offset, 0, b"0", encode_parameters(one)) for offset, one in enumerate(versions)]
+
+
+def counted(metrics: Metrics, name: str, **labels: str) -> float:
+    return metrics.registry.get_sample_value(f"adcascade_{name}", labels) or 0.0
+
+
+def test_the_first_published_version_replaces_the_configured_one() -> None:
+    metrics = Metrics()
+    published = PublishedParameters(other(ZERO), [], metrics)
+    assert (published.version, published.history) == (-1, ())
+    published.handle(on_topic(ZERO))
+    assert published.version == 0
+    assert published.versions.history == (ZERO,)
+    published.handle(on_topic(ZERO, version(1)))
+    assert (published.version, published.versions.newest.version) == (1, 1)
+    assert counted(metrics, "refused_versions_total") == 0
+    with pytest.raises(FailedError, match="two learners disagree"):
+        published.wants(other(ZERO))  # it must not publish its own over it
+    started = PublishedParameters(other(ZERO), [ZERO, version(1)], Metrics())
+    assert [one.version for one in started.versions.history] == [0, 1], "and those of a start"
+
+
+def test_a_start_logs_and_passes_on_the_newest_version_and_nothing_that_the_topic_has_of_the_past(caplog) -> None:
+    caplog.set_level("INFO")
+    old = [version(number) for number in range(20)]
+    published, seen = PublishedParameters(ZERO, old[12:], Metrics()), list[int]()
+    published.watch(lambda parameters: seen.append(parameters.version))
+    caplog.clear()
+    published.handle(on_topic(*old))
+    assert seen == [19]
+    assert "received" not in caplog.text
+    published.handle(on_topic(version(20)))
+    assert seen == [19, 20]
+    assert "version 20" in caplog.text
+
+
+def test_a_version_that_differs_by_rounding_is_the_same_version(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    published = PublishedParameters(ZERO, [ZERO, version(1)], metrics)
+    rounded = replace(version(1), radius=version(1).radius + 1e-12)
+    assert rounded.sha256 != version(1).sha256
+    published.handle(on_topic(rounded, version(2)))
+    assert counted(metrics, "rounded_versions_total") == 1
+    assert counted(metrics, "refused_versions_total") == 0
+    assert [one.sha256 for one in published.versions.history] == [one.sha256 for one in (ZERO, version(1), version(2))]
+    with pytest.raises(RoundedError):
+        published.wants(rounded)
+    assert counted(metrics, "refused_versions_total") == 0
+
+
+def test_the_last_eight_versions_are_kept_from_their_newest_position() -> None:
+    published = PublishedParameters(ZERO, [], Metrics())
+    published.handle(on_topic(*(version(number) for number in range(12))))
+    again = version(11, frozen=False)
+    published.handle(on_topic(replace(again, journal_offset=99), replace(again, journal_offset=50)))
+    assert [one.version for one in published.history] == list(range(12 - KEPT, 12))
+    assert published.history[-1].journal_offset == 99
+    assert published.versions.newest.version == 11
+
+
+def test_a_version_is_wanted_if_it_is_new_or_the_newest_from_a_newer_position() -> None:
+    metrics = Metrics()
+    published = PublishedParameters(ZERO, [version(3)], metrics)
+    assert published.wants(version(4))
+    assert not published.wants(version(3))
+    assert published.wants(replace(version(3), journal_offset=70))
+    assert not published.wants(version(2))
+    with pytest.raises(FailedError, match="two learners disagree"):
+        published.wants(other(version(3)))
+    assert counted(metrics, "refused_versions_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"model": "additive"}, "version 1 has model additive, version 0 has personal"),
+        ({"dim": 7}, "version 1 has dim 7, version 0 has 3"),
+        ({"standardise": True}, "version 1 has standardise True, version 0 has False"),
+    ],
+    ids=str,
+)
+def test_a_version_of_another_model_is_refused_with_one_line_and_serving_goes_on(
+    change: dict[str, Any], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    published = PublishedParameters(ZERO, [ZERO], metrics)
+    other = replace(Parameters.first(settings(**change), ARMS), version=1)
+    published.handle([Record(TOPICS.parameters, 0, 5, START, b"1", encode_parameters(other))])
+    assert published.versions.newest == ZERO
+    assert published.version == 0
+    refusals = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [text in refusal for refusal in refusals] == [True]
+    assert counted(metrics, "refused_versions_total") == 1
+
+
+def test_the_dimension_comes_from_the_option_or_from_the_published_parameters() -> None:
+    assert with_dimension(settings(), 5, []).dim == 5
+    assert with_dimension(settings(), None, [ZERO]).dim == ZERO.settings.dim
+    with pytest.raises(InputError, match="--dim is missing"):
+        with_dimension(settings(), None, [])
+    with pytest.raises(InputError, match="--dim is 9, but the published parameters have 3"):
+        with_dimension(settings(), 9, [ZERO])
+
+
+def configuration(learning: LearningSettings) -> WorkerSettings:
+    return WorkerSettings(connection=NOWHERE, topics=TOPICS, learner=("true",), learning=learning, arms=ARMS)
+
+
+def test_settings_that_differ_from_the_published_ones_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    configured = configuration(settings())
+    warn(configured, settings(), [replace(ZERO, settings=settings(window=20_000, policy="greedy"))])
+    assert "policy, window" in caplog.text
+    for given, published in ((True, True), (True, False)):
+        caplog.clear()
+        learning, zero = settings(standardise=given), replace(ZERO, settings=settings(standardise=published))
+        configured = configuration(learning)
+        warn(configured, continued(learning, zero.settings), [zero])
+        expected = [] if given == published else ["standardise is on here and off in the published parameters"]
+        assert [record.getMessage().partition(", which")[0] for record in caplog.records] == expected

@@ -1,4 +1,4 @@
-"""What a worker looks for every few seconds: a watermark that stands still, and settings that differ."""
+"""What a worker looks for every few seconds: watermark, settings, late versions, the catalogue file."""
 
 from __future__ import annotations
 
@@ -8,140 +8,189 @@ from typing import Any
 
 import pytest
 
-from tests.embedded.traffic import ARMS, START, settings
-from tests.stream.scenes import feedback, opened
-from worker.kafka.monitor import WorkerMonitor
-from worker.kafka.parameters import PublishedParameters
-from worker.kafka.processors import StreamProcessors
+from tests.embedded.traffic import START, settings
+from tests.transport.fake import new_partitions
+from worker.kafka.monitor import PATIENCE, VersionWatch, WorkerMonitor, count_report
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
+from worker.runtime.clock import ComparedClock
 from worker.runtime.learner_process import LearnerStatus
-from worker.runtime.watch import PATIENCE, CatalogueCheck, SettingsWatch, WatermarkWatch, different
-from worker.stream.decoding import Limits
-from worker.stream.encoding import encode_journal, encode_progress
-from worker.stream.events import Progress
+from worker.runtime.watch import CatalogueCheck, different
 from worker.stream.features import Features
-from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Topics
 
 
-def examples(troubles: TroubleLog) -> dict[str, str]:
-    return {active.name: active.example for active in troubles.active()}
+def active(troubles: TroubleLog) -> dict[str, str]:
+    return {one.name: one.example for one in troubles.active()}
 
 
-class Stalling:
-    """A watermark watch with a clock of its own."""
+class Monitored:
+    """A worker with version 0, and its monitor with a clock of its own."""
 
-    def __init__(self) -> None:
-        self.now, self.troubles = 0.0, TroubleLog()
-        self.watch = WatermarkWatch(self.troubles, lambda: self.now)
+    def __init__(self, own: LearningSettings) -> None:
+        self.now, self.metrics = 0.0, Metrics()
+        partitions = new_partitions(Topics(), self.metrics)
+        self.learner: Any = SimpleNamespace(running=True, watermark=0, slowest=3, check=lambda: None)
+        self.app: Any = SimpleNamespace(serves=True)
+        catalogue = CatalogueCheck((), self.metrics.troubles)
+        self.monitor = WorkerMonitor(partitions, self.learner, own, catalogue, self.metrics, clock=lambda: self.now)
 
-    def look(self, watermark: int, *, after: float = 2.0) -> dict[str, str]:
-        self.now += after
-        self.watch.look(watermark, slowest=3)
-        return examples(self.troubles)
-
-
-def test_a_watermark_that_advances_is_no_trouble() -> None:
-    scene = Stalling()
-    assert all(scene.look(START + second) == {} for second in range(200))
-
-
-def test_a_watermark_that_stands_still_is_reported_with_the_partition_that_holds_it_back() -> None:
-    scene = Stalling()
-    assert scene.look(1_700_000_000_000) == {}
-    assert scene.look(1_700_000_000_000, after=PATIENCE) == {}
-    found = scene.look(1_700_000_000_000)
-    assert found == {"watermark-stalled": "partition 3 stands at 2023-11-14 22:13:20 UTC, for 22 s"}
-    assert scene.look(1_700_000_000_001) == {}
+    def look(self, *, after: float = 2.0, serves: bool = True, **learner: object) -> dict[str, str]:
+        self.now, self.app.serves = self.now + after, serves
+        vars(self.learner).update(learner)
+        self.monitor.look(self.app)
+        return active(self.metrics.troubles)
 
 
-@pytest.mark.parametrize(("watermark", "text"), [(0, "has not reported"), (1 << 62, "9999-12-31")])
-def test_any_watermark_can_be_shown(watermark: int, text: str) -> None:
-    scene = Stalling()
-    scene.look(watermark)
-    assert text in scene.look(watermark, after=PATIENCE + 1)["watermark-stalled"]
-
-
-def test_a_pause_begins_anew() -> None:
-    scene = Stalling()
-    scene.look(5)
-    assert scene.look(5, after=PATIENCE + 1)
-    scene.watch.pause()
-    assert examples(scene.troubles) == {}
-    assert scene.look(5, after=PATIENCE) == {}
+@pytest.mark.parametrize(
+    ("watermark", "text"),
+    [
+        (1_700_000_000_000, "partition 3 stands at 2023-11-14 22:13:20 UTC, for 22 s"),
+        (0, "partition 3 has not reported, for 22 s"),
+        (1 << 62, "partition 3 stands at 9999-12-31 23:59:59 UTC, for 22 s"),
+    ],
+)
+def test_a_watermark_that_stands_still_is_reported_with_the_partition_that_holds_it_back(
+    watermark: int, text: str
+) -> None:
+    scene = Monitored(settings())
+    assert scene.look(watermark=watermark) == {}
+    assert scene.look(after=PATIENCE) == {}
+    assert scene.look() == {"watermark-stalled": text}
+    assert scene.look(serves=False) == {}, "it begins anew"
+    assert scene.look(after=PATIENCE) == {}
+    assert scene.look(after=PATIENCE + 1) != {}
+    assert all(scene.look(watermark=watermark + second, after=PATIENCE) == {} for second in range(1, 9))
 
 
 def test_settings_that_differ_are_trouble_while_another_worker_learns() -> None:
-    now, troubles = [0.0], TroubleLog()
-    watch = SettingsWatch(settings(), troubles, lambda: now[0])
-
-    def look(*, learns: bool = False, **changes: object) -> dict[str, str]:
-        now[0] += PATIENCE
-        watch.look(4, settings(**changes), learns=learns)
-        return examples(troubles)
-
-    assert look(beta=9.0, lateness=77) == {}  # this worker may begin to learn
-    assert look(beta=9.0, lateness=77) == {"settings-differ": "version 4 has other values of beta, lateness"}
-    assert look(beta=9.0, learns=True) == {}  # the next version has the settings of this worker
-    assert look(beta=9.0) == {}
-    assert "beta" in look(beta=9.0)["settings-differ"]
-    assert look() == {}
-
-
-def test_the_learner_names_the_slowest_partition_and_counts_late_records_when_they_come() -> None:
-    learner = Learner(settings(), ARMS)
-    times = {0: START + 90_000, 1: START + 80_000, 2: START + 95_000}
-    assert learner.slowest_partition == -1
-    progress = [encode_progress(Progress(partition=one, partitions=3, time=time)) for one, time in times.items()]
-    learner.handle(enumerate(progress))
-    assert (learner.slowest_partition, learner.watermark) == (1, START + 80_000)
-    arms = [arm.arm for arm in ARMS]
-    dim = (0.5,) * settings().dim
-    facts = (opened(arrived_at=START, slate=arms, context=dim), feedback(1, arms[0], True, occurred_at=START))
-    outcome = learner.handle(enumerate(map(encode_journal, facts), start=3))
-    assert (outcome.late, outcome.episodes) == (2, [])
+    scene = Monitored(settings(beta=9.0, lateness=77))
+    assert scene.look(running=False) == {}
+    assert scene.look(after=PATIENCE) == {}, "this worker may begin to learn"
+    assert scene.look() == {"settings-differ": "version 0 has other values of beta, lateness"}
+    assert scene.look(running=True, watermark=START) == {}, "the next version has the settings of this worker"
+    assert scene.look(running=False) == {}
+    own = LearningSettings(dim=2)
+    completed = replace(own, features=Features.of_table({"ads": {"price": "number"}}), standardise=False)
+    assert different(own, completed) == [], "the first catalogue has completed the features"
 
 
 def test_a_report_of_the_learner_reaches_the_metrics() -> None:
     metrics = Metrics()
-    zero = Parameters.first(settings(), ARMS)
-    published = PublishedParameters(zero, [zero], metrics)
-    processors = StreamProcessors(published, Topics(), metrics, limits=Limits())
-    processors.on_learner_status(LearnerStatus(position=7, watermark=START, slowest=2, late=5))
+    count_report(metrics, LearnerStatus(position=7, watermark=START, slowest=2, late=5))
     assert metrics.registry.get_sample_value("adcascade_late_records_total") == 5
 
 
-@pytest.mark.parametrize(
-    ("serves", "learns", "expected"),
-    [
-        (True, True, {"watermark-stalled": "Partition 2 has not reported"}),
-        (True, False, {"settings-differ": "Version 0 has other values of beta"}),
-        (False, True, {}),
-    ],
-)
-def test_the_monitor_of_a_worker_looks_at_both(
-    monkeypatch: pytest.MonkeyPatch, serves: bool, learns: bool, expected: dict[str, str]
+# ── versions that come late, or not at all ───────────────────────────────────────────────────────────────────────────
+
+SETTINGS = LearningSettings(dim=1, window=60_000, session_timeout=60_000, lateness=5_000)
+ZERO = Parameters.first(SETTINGS, (Arm(arm="a", reward=1.0),))
+
+
+class Watched:
+    """A watch with a clock and traffic that a test sets."""
+
+    def __init__(self) -> None:
+        self.now, self.error, self.opened = 1_000_000, 0, 0
+        self.troubles = TroubleLog()
+        clock = ComparedClock(lambda: self.now + self.error, steady=lambda: self.now)
+        self.watch = VersionWatch(self.troubles, clock=clock.earlier, opened=lambda: self.opened)
+        self.watch.received(ZERO)
+        self.now += 1_000_000
+
+    def receive(self, version: int, *, late: int) -> str:
+        self.watch.received(replace(ZERO, version=version, effective_at=self.now - late))
+        return self.trouble
+
+    @property
+    def trouble(self) -> str:
+        self.watch.check()
+        return "".join(active(self.troubles).values())
+
+
+def test_two_late_versions_in_a_row_are_trouble_until_one_is_in_time() -> None:
+    watched = Watched()
+    assert watched.receive(1, late=3_000) == ""
+    assert watched.receive(2, late=900) == ""
+    assert watched.receive(3, late=3_000) == ""
+    assert watched.receive(4, late=4_500) == "version 4 came 4.5 s after its effective_at"
+    assert watched.receive(5, late=-2_000) == ""
+    assert watched.receive(6, late=78_000) == "version 6 came 78.0 s after its effective_at", "a whole window"
+
+
+def test_versions_from_before_the_start_or_by_a_clock_that_is_ahead_are_not_late() -> None:
+    watched = Watched()
+    assert {watched.receive(version, late=1_000_001 + 60_000 * (4 - version)) for version in range(1, 5)} == {""}
+    watched.error = 3_600_000
+    assert [watched.receive(version, late=-1) for version in (5, 6)] == ["", ""]
+
+
+def test_a_version_that_does_not_come_is_trouble_only_if_there_is_traffic_and_learning() -> None:
+    watched = Watched()
+    watched.now += 10_000_000
+    assert watched.trouble == ""
+    watched.opened += 5
+    assert watched.trouble == ""
+    watched.now += 190_000  # a window more than usual
+    assert watched.trouble == ""
+    watched.now += 1
+    assert "no version came after 0 for 190 s (usual: 130 s)" in watched.trouble
+    assert watched.receive(1, late=0) == ""
+    watched.watch.received(replace(ZERO, version=2, frozen=True))
+    watched.opened += 5
+    assert watched.trouble == ""
+    watched.now += 10_000_000
+    assert watched.trouble == ""
+
+
+# ── a catalogue file that differs from the published catalogue ───────────────────────────────────────────────────────
+
+PUBLISHED = (Arm(arm="hat", reward=1.0), Arm(arm="shoe", reward=2.0), Arm(arm="old", reward=3.0, active=False))
+
+
+def with_arms(number: int, *arms: Arm) -> Parameters:
+    return replace(Parameters.first(LearningSettings(dim=1), arms or PUBLISHED), version=number)
+
+
+def test_a_file_that_differs_is_reported_with_the_difference_until_a_version_has_its_arms() -> None:
+    troubles = TroubleLog()
+    wanted = (Arm(arm="shoe", reward=2.5), Arm(arm="coat", reward=4.0))
+    check = CatalogueCheck(wanted, troubles)
+    check.start(with_arms(7))
+    (trouble,) = troubles.active()
+    assert trouble.name == "catalogue-differs"
+    assert "Against version 7" in trouble.sentence
+    assert all(change in trouble.sentence for change in ("+ coat 4", "− hat 1", "~ shoe 2 → 2.5", "arms sync FILE"))
+    check.again([with_arms(8)])
+    check.again([with_arms(9, *PUBLISHED, wanted[1])])
+    assert list(active(troubles)) == ["catalogue-differs"]
+    check.again([with_arms(7), with_arms(10, replace(PUBLISHED[0], active=False), *wanted)])
+    assert active(troubles) == {}
+    many = tuple(Arm(arm=f"ad-{index}", reward=1.0) for index in range(1000))
+    text = CatalogueCheck(many, troubles).difference(with_arms(7))
+    assert "1000 added, 2 retired" in text
+    assert text.endswith("and 997 more")
+
+
+@pytest.mark.parametrize("wanted", [(), PUBLISHED, PUBLISHED[:2]])
+@pytest.mark.parametrize("start", [None, with_arms(7)], ids=["before version 0", "later"])
+def test_the_same_active_arms_or_no_file_are_no_trouble_and_later_orders_are_none(
+    start: Parameters | None, wanted: tuple[Arm, ...]
 ) -> None:
-    monkeypatch.setattr("worker.runtime.watch.PATIENCE", -1.0)
-    metrics = Metrics()
-    zero = Parameters.first(settings(), ARMS)
-    published = PublishedParameters(zero, [zero], metrics)
-    processors = StreamProcessors(published, Topics(), metrics, limits=Limits())
-    learner: Any = SimpleNamespace(running=learns, watermark=0, slowest=2, check=lambda: None)
-    app: Any = SimpleNamespace(serves=serves, partitions=SimpleNamespace(progress={}))
-    catalogue = CatalogueCheck((), metrics.troubles)
-    monitor = WorkerMonitor(processors, learner, settings(beta=9.0), catalogue, metrics)
+    troubles = TroubleLog()
+    check = CatalogueCheck(wanted, troubles)
+    check.start(start)
+    check.again([])
     for _ in range(2):
-        monitor.look(app)
-    found = {active.name: active.detail for active in metrics.troubles.active()}
-    assert found.keys() == expected.keys()
-    assert all(found[kind].startswith(text) for kind, text in expected.items())
+        check.again([with_arms(7), with_arms(8, *PUBLISHED[:1])])
+    assert active(troubles) == {}
 
 
-def test_features_that_the_first_catalogue_completed_are_no_difference() -> None:
-    own = LearningSettings(dim=2)
-    completed = Features.of_table({"ads": {"price": "number"}})
-    assert different(own, replace(own, features=completed, standardise=False)) == []
+def test_a_worker_that_starts_before_version_0_compares_with_it_when_it_is_published() -> None:
+    troubles = TroubleLog()
+    check = CatalogueCheck(PUBLISHED[:1], troubles)
+    check.start(None)
+    check.again([with_arms(0)])
+    assert list(active(troubles)) == ["catalogue-differs"]

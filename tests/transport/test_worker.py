@@ -1,4 +1,4 @@
-"""The real processors without a broker: crashes and rebalances leave the journal of an embedded run."""
+"""The real partitions without a broker: crashes and rebalances leave the journal of an embedded run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ from faust.types import TP
 
 from tests.embedded.traffic import ARMS, SECOND, START, settings
 from tests.kafka.golden import Golden, last_decisions
-from tests.transport.fake import FakeWorker, in_loop, settle
+from tests.transport.fake import ZERO, FakeWorker, in_loop, new_partitions, settle
 from tests.transport.memory import Cluster
-from worker.kafka.parameters import PublishedParameters
-from worker.kafka.partitions import Partitions
-from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
 from worker.stream.chance import ALL, Shares, journaled
-from worker.stream.decoding import Limits
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
 PARTITIONS = 4
@@ -45,13 +40,11 @@ class WorkerOnFake(FakeWorker):
     def __init__(self, kafka: Cluster, *, error: int = 0, shares: Shares = ALL) -> None:
         self.metrics = Metrics()
         self.now, self.error = START, error
-        zero = replace(Parameters.first(settings(), ARMS), shares=shares)
-        published = PublishedParameters(zero, [zero], self.metrics)
+        zero = replace(ZERO, shares=shares)
         clocks = {"clock": lambda: self.now + self.error, "steady": lambda: self.now}
-        processors = StreamProcessors(published, TOPICS, self.metrics, limits=Limits(), **clocks)
-        self.check_accounts = processors.check_accounts
-        super().__init__(kafka, TOPICS, Partitions(processors, TOPICS, know_versions=settle))
-        self.progress = ProgressReporter(count=PARTITIONS, clock=processors.clock, interval=0.0)
+        partitions = new_partitions(TOPICS, self.metrics, zero, **clocks)
+        super().__init__(kafka, TOPICS, partitions)
+        self.progress = ProgressReporter(count=PARTITIONS, clock=partitions.clock, interval=0.0)
 
     async def report_progress(self) -> None:
         """Let all partitions write their progress, and make it durable."""
@@ -60,7 +53,7 @@ class WorkerOnFake(FakeWorker):
         await self.persist_all()
 
     def imbalance(self) -> float:
-        self.check_accounts()
+        self.partitions.check_accounts()
         value = self.metrics.registry.get_sample_value
         return sum(
             abs(value("adcascade_accounting_imbalance", {"identity": name}) or 0.0)

@@ -29,7 +29,7 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-port=0",
 )
-TIMEOUT = 40.0
+TIMEOUT = 300.0
 
 
 def chromium() -> str:
@@ -150,7 +150,7 @@ async def browser_tab() -> AsyncIterator[Tab]:
             with suppress(ProcessLookupError):
                 process.terminate()
             with suppress(TimeoutError):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(120):
                     await process.communicate()
             if process.returncode is None:
                 process.kill()

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -154,28 +155,15 @@ def test_recent_figures_leave_out_events_before_the_oldest_mark():
 # ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_arms_with_the_highest_revenue_come_first():
+def test_the_arms_with_the_highest_revenue_come_first_and_retired_ones_last():
     assert top_arms(a_version(arms=0), ()) == []
     arms = top_arms(a_version(arms=30), ())
     assert len(arms) == MOST_ARMS
     assert [arm["arm"] for arm in arms[:3]] == ["a29", "a28", "a27"]
     assert all(0 < arm["low"] < arm["probability"] < arm["high"] < 1 for arm in arms)
-
-
-def test_more_observations_narrow_the_interval():
-    version = a_version(arms=2)
-    zeros, ones = np.zeros(500, np.intp), np.ones(500, np.intp)
-    seen = Observations(contexts=np.zeros((1, 2)), sessions=zeros, arms=ones, clicked=np.arange(500) % 2.0)
-    sharper = replace(version, model=version.model.fold(seen, estimator="laplace").model)
-    widths = {arm["arm"]: arm["high"] - arm["low"] for arm in top_arms(sharper, ())}
-    assert widths["a1"] < widths["a0"] / 3
-
-
-def test_retired_arms_come_last():
     version = a_version(arms=3)
-    retired = replace(version.arms[2], active=False)
-    arms = top_arms(replace(version, arms=(*version.arms[:2], retired)), ())
-    assert [(arm["arm"], arm["active"]) for arm in arms] == [("a1", True), ("a0", True), ("a2", False)]
+    retired = replace(version, arms=(*version.arms[:2], replace(version.arms[2], active=False)))
+    assert [(arm["arm"], arm["active"]) for arm in top_arms(retired, ())] == [("a1", True), ("a0", True), ("a2", False)]
 
 
 def test_arms_are_shown_as_recent_users_see_them_not_a_user_without_features():
@@ -250,7 +238,7 @@ def test_a_trouble_has_details_and_what_to_do():
 
 def test_the_page_is_small_and_loads_nothing_from_elsewhere():
     with WebServer(status_routes(Metrics())) as server:
-        connection = HTTPConnection(server.host, server.port, timeout=10)
+        connection = HTTPConnection(urlsplit(server.url).netloc, timeout=120)
         size = 0
         for path in (*FILES, "/status.json"):
             connection.request("GET", path)

@@ -15,7 +15,7 @@ from worker.bandit.dense import around
 from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp
-from worker.bench.figures import Figure, fastest, one_blas_thread
+from worker.bench.figures import Figure, fastest
 from worker.simulation.environments import Environment, make_environment
 
 BATCH: Final = 256
@@ -94,11 +94,10 @@ def measure(*, quick: bool = False) -> Iterator[Figure]:
     """Yield every figure as it is measured; `quick` measures everything once and with few ads, for tests."""
     medium, large = (MEDIUM, LARGE) if not quick else (replace(MEDIUM, arms=50), replace(LARGE, arms=500))
     rounds = (40, 12, 5) if not quick else (1, 1, 1)
-    with one_blas_thread():
-        for size, most, count in zip((SMALL, medium, large), (5, 80, None), rounds, strict=True):
-            yield _planning(size, most, count)
-        for size, most, count in zip((SMALL, medium, large), (40, 400, None), (7, 5, 1), strict=True):
-            yield _closing(size, most, 1 if quick else count)
+    for size, most, count in zip((SMALL, medium, large), (5, 80, None), rounds, strict=True):
+        yield _planning(size, most, count)
+    for size, most, count in zip((SMALL, medium, large), (40, 400, None), (7, 5, 1), strict=True):
+        yield _closing(size, most, 1 if quick else count)
 
 
 def _planning(size: Size, most: float | None, rounds: int) -> Figure:

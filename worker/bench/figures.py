@@ -20,7 +20,6 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from worker.console import table
-from worker.errors import FailedError
 from worker.runtime.memory import collect_garbage_rarely
 
 
@@ -69,25 +68,14 @@ def fastest(work: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[st
 
 
 @contextmanager
-def one_blas_thread() -> Iterator[str]:
-    """Limit BLAS to one thread and yield its name; raise `FailedError` if it cannot be limited."""
-    with threadpool_limits(limits=1, user_api="blas"):
-        libraries = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-        for pool in libraries:
-            if pool["num_threads"] != 1:
-                raise FailedError(
-                    f"{pool['internal_api']} uses {pool['num_threads']} threads and cannot be limited to one"
-                )
-        yield ", ".join(f"{pool['internal_api']} {pool['version']}" for pool in libraries) or "an unknown BLAS"
-
-
-@contextmanager
-def garbage_collected_rarely() -> Iterator[None]:
-    """Collect garbage as rarely as the worker and its learner do."""
+def measuring() -> Iterator[str]:
+    """Limit BLAS to one thread and yield its name; collect garbage as rarely as the worker and its learner do."""
     threshold = gc.get_threshold()
     collect_garbage_rarely()
     try:
-        yield
+        with threadpool_limits(limits=1, user_api="blas"):
+            libraries = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+            yield ", ".join(f"{pool['internal_api']} {pool['version']}" for pool in libraries) or "an unknown BLAS"
     finally:
         gc.set_threshold(*threshold)
         gc.unfreeze()

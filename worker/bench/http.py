@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from worker.bench.figures import Figure
 from worker.bench.load import CONNECTIONS, Load
-from worker.bench.processes import ChildProcess
+from worker.bench.processes import ChildProcess, bench_folder
 from worker.bench.stream import DIM, HORIZON, SIZE, environment
 from worker.errors import FailedError
 from worker.runtime import child
@@ -37,25 +36,31 @@ def run_load(url: str, seconds: float, rate: float) -> Load:
     return msgspec.json.decode(ended.stdout, type=Load)
 
 
+class ServerRound(NamedTuple):
+    """What a server did in one round: as fast as possible with its processor seconds per request, and at a rate."""
+
+    fast: Load
+    spent: float
+    steady: Load
+
+
 def measure(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> Iterator[Figure | str]:
     """Yield the figures, and between them the step that follows."""
     with (
-        tempfile.TemporaryDirectory(prefix="adcascade-bench-", ignore_cleanup_errors=True) as folder,
-        serve_process(Path(folder)) as serve,
-        ChildProcess("plain aiohttp", ["worker.bench.baselines", "aiohttp"], Path(folder)) as plain,
+        bench_folder() as folder,
+        serve_process(folder) as serve,
+        ChildProcess("plain aiohttp", ["worker.bench.baselines", "aiohttp"], folder) as plain,
     ):
         yield "starting the servers"
-        fast: dict[str, list[Load]] = {serve.name: [], plain.name: []}
-        steady: dict[str, list[Load]] = {serve.name: [], plain.name: []}
-        spent: dict[str, list[float]] = {serve.name: [], plain.name: []}
+        measured: dict[str, list[ServerRound]] = {serve.name: [], plain.name: []}
         for turn in range(rounds):
             for server in (serve, plain):
                 yield f"{server.name}, round {turn + 1} of {rounds}"
                 before, _ = server.processor_seconds()
-                fast[server.name].append(run_load(server.url(), seconds, 0))
-                spent[server.name].append((server.processor_seconds()[0] - before) / fast[server.name][-1].requests)
-                steady[server.name].append(run_load(server.url(), seconds, RATE))
-    yield from figures(fast, steady, {name: statistics.median(each) for name, each in spent.items()})
+                fast = run_load(server.url(), seconds, 0)
+                spent = (server.processor_seconds()[0] - before) / fast.requests
+                measured[server.name].append(ServerRound(fast, spent, run_load(server.url(), seconds, RATE)))
+    yield from figures(measured)
 
 
 def serve_process(folder: Path) -> ChildProcess:
@@ -71,19 +76,20 @@ def serve_process(folder: Path) -> ChildProcess:
     return ChildProcess("serve", arguments, folder)
 
 
-def figures(fast: dict[str, list[Load]], steady: dict[str, list[Load]], spent: dict[str, float]) -> Iterator[Figure]:
-    """Yield the figures of rounds: as fast as possible, at a rate, and the processor seconds of a request."""
-    for name, loads in fast.items():
-        rate = statistics.median(load.rate for load in loads)
-        detail = f"{SIZE}, whole sessions, {CONNECTIONS} connections; processor {spent[name] * 1e6:.0f} µs/request"
-        yield Figure(f"{name}, flat out", rate, "requests/s", detail=detail)
-    ratios = sorted(mine.rate / other.rate for mine, other in zip(*fast.values(), strict=True))
+def figures(measured: dict[str, list[ServerRound]]) -> Iterator[Figure]:
+    """Yield the figures of the rounds of `serve` and of plain aiohttp."""
+    median = statistics.median
+    for name, rounds in measured.items():
+        spent = median(each.spent for each in rounds)
+        detail = f"{SIZE}, whole sessions, {CONNECTIONS} connections; processor {spent * 1e6:.0f} µs/request"
+        yield Figure(f"{name}, flat out", median(each.fast.rate for each in rounds), "requests/s", detail=detail)
+    ratios = sorted(mine.fast.rate / other.fast.rate for mine, other in zip(*measured.values(), strict=True))
     spread = f"flat out, rounds from {ratios[0]:.3g} to {ratios[-1]:.3g}"
-    yield Figure("serve / plain aiohttp", statistics.median(ratios), "×", least=0.25, detail=spread)
+    yield Figure("serve / plain aiohttp", median(ratios), "×", least=0.25, detail=spread)
     for field, most in (("p50", 3.0), ("p99", 15.0)):
-        mine, other = (statistics.median(getattr(load, field) for load in loads) for loads in steady.values())
+        mine, other = (median(getattr(each.steady, field) for each in rounds) for rounds in measured.values())
         detail = f"{field}, durable; {other:.3g} ms with plain aiohttp"
         yield Figure(f"serve, {RATE:.0f} requests/s, {field}", mine, "ms", most=most, detail=detail)
-    loads = [load for rounds in (*fast.values(), *steady.values()) for load in rounds]
+    loads = [load for rounds in measured.values() for each in rounds for load in (each.fast, each.steady)]
     wrong, requests = sum(load.failed + load.fallbacks for load in loads), sum(load.requests for load in loads)
     yield Figure("failed or fallback answers", wrong, "", most=0, detail=f"of {requests:,} requests")

@@ -11,7 +11,6 @@ to the last. Processor time is that of the server's process; the worker's is giv
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +21,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from worker.bench.figures import Figure, garbage_collected_rarely
-from worker.bench.processes import ChildProcess, running_broker
+from worker.bench.figures import Figure
+from worker.bench.processes import ChildProcess, bench_folder, running_broker
 from worker.bench.topics import PATIENCE, decisions_in, learned, new_topics, play, worker_process, write_backlog
 from worker.errors import FailedError
 from worker.kafka.clients import admin_client
@@ -75,8 +74,8 @@ def measure(
 ) -> Iterator[Figure | str]:
     """Yield the figures, and between them the step that follows; `share` is the part of the whole that is played."""
     yield "starting the broker"
-    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
-        servers = Servers(connection, Path(folder), partitions, share)
+    with bench_folder() as folder, running_broker(address, folder) as connection:
+        servers = Servers(connection, folder, partitions, share)
         yield "a backlog, for the broker to warm up"
         servers.work_off("librdkafka")
         for name in what:
@@ -120,7 +119,6 @@ class Servers:
     def play(self, kind: str) -> dict[str, ServerRun]:
         """Start a server and play all rates, one after the other."""
         with (
-            garbage_collected_rarely(),
             new_topics(self._connection, self._partitions, self._parameters) as names,
             self._start(kind, names) as child,
         ):

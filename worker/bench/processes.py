@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from worker.kafka.clients import admin_client, readable_errors
 from worker.kafka.connection import Connection
 from worker.runtime.child import command, environment
 
-START: Final = 60.0  # seconds for a server to start
+START: Final = 300.0  # seconds for a server to start
 
 
 def broker_script() -> Path:
@@ -29,8 +28,19 @@ def broker_script() -> Path:
 
 
 @contextmanager
-def running_broker(given: str | None) -> Iterator[Connection]:
-    """Yield a connection to the given broker, else to one that is started now and killed at the end.
+def bench_folder() -> Iterator[Path]:
+    """Yield a temporary folder; raise `InputError` if there can be none."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="adcascade-bench-", ignore_cleanup_errors=True)
+    except OSError:
+        raise InputError("no folder for temporary files can be written: set TMPDIR to one that can") from None
+    with made as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def running_broker(given: str | None, folder: Path) -> Iterator[Connection]:
+    """Yield a connection to the given broker, else to one that is started in the folder and killed at the end.
 
     Raises `InputError` or `FailedError` before any work if something is missing on this machine.
     """
@@ -44,17 +54,12 @@ def running_broker(given: str | None) -> Iterator[Connection]:
         return
     if not (script := broker_script()).exists():
         raise InputError(f"{script} is missing, so no broker can be started: name a running one (--broker HOST:PORT)")
-    try:
-        folder = tempfile.mkdtemp(prefix="adcascade-bench-")
-    except OSError:
-        raise InputError("no folder for temporary files can be written: set TMPDIR to one that can") from None
-    data = ("--data-dir", f"{folder}/kafka")
+    data = ("--data-dir", str(folder / "kafka"))
     try:
         # The compiler of brokers in production.
         yield Connection(servers=(_run("start", "--port", "0", *data, "--compiler", "full"),))
     finally:
         _run("stop", "--kill", *data)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(*arguments: str) -> str:

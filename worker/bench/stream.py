@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from worker.bench.figures import Figure, fastest, garbage_collected_rarely, one_blas_thread
+from worker.bench.figures import Figure, fastest
 from worker.embedded.runner import Embedded, Headers
 from worker.simulation.environments import Environment, make_environment
 from worker.simulation.users import TIDY, Sent, Users
@@ -68,12 +68,10 @@ class StreamTraffic:
 
 
 def measure(*, seconds: int = SECONDS, rounds: int = ROUNDS) -> Iterator[Figure]:
-    """Yield the figures of the stream, from traffic of so many seconds of event time."""
-    with one_blas_thread():
-        traffic = record_traffic(seconds)
-        yield from _throughput(traffic, rounds)
-        with garbage_collected_rarely():
-            yield _learner(traffic, rounds)
+    """Yield the figures of the stream, from traffic of some seconds of event time."""
+    traffic = record_traffic(seconds)
+    yield from _throughput(traffic, rounds)
+    yield _learner(traffic, rounds)
 
 
 def environment() -> Environment:
@@ -88,9 +86,7 @@ def runner(tap: StreamTraffic | None = None) -> Embedded:
 
 def record_traffic(seconds: int) -> StreamTraffic:
     """Serve simulated users, and keep the records of all topics."""
-    world = environment()
-    names = [arm.arm for arm in world.catalogue()]
-    users = Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
+    users = Users(environment(), horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
     traffic = StreamTraffic(users.start)
     served = runner(traffic)
     waiting: dict[int, list[Sent]] = {}

@@ -6,13 +6,14 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import to_builtins
 
-from worker.cli.options.catalog import features_of_pairs, pair, read_arms
-from worker.cli.options.parser import JSON, CommandSpec, Option, number
-from worker.cli.options.target import TARGET, control, in_force, version_facts
+from worker.cli.options.catalog import check_id, features_of_pairs, read_arms
+from worker.cli.options.parser import JSON, CommandSpec, Option, number, pair
+from worker.cli.options.target import LearnerControl, action, control, in_force, version_facts
 from worker.console import note, table, write_result
 from worker.errors import InputError
 from worker.stream.catalogue import catalogue_difference, describe_changes, entry_of
@@ -26,16 +27,16 @@ REWARD = Option("reward", "reward of a click, above zero", parse=number(above=0)
 FEATURE = Option(
     "feature", "feature of the ad; repeatable", parse=pair, repeatable=True, default=(), metavar="NAME=VALUE"
 )
-FILE = Option("file", "wanted ads: JSON, CSV or TOML with arm, reward and features", positional=True)
-DRY_RUN = Option("dry-run", "whether the difference is only shown", flag=True, default=False)
-YES = Option("yes", "whether the changes are published without a question", flag=True, default=False)
+FILE = Option("file", "ads as they should be: JSON, CSV or TOML with arm, reward and features", positional=True)
+DRY_RUN = Option("dry-run", "preview of the changes, without publishing them", flag=True, default=False)
+YES = Option("yes", "publication of the changes without a confirmation", flag=True, default=False)
 
 #: Changes that are shown one by one.
 SHOWN = 200
 
 
 def listing(options: argparse.Namespace) -> int:
-    """Show all arms."""
+    """Show all arms, with answer rates and features."""
     newest = control(options).history()[-1]
     features = newest.settings.features
     names = [] if features is None else [feature.name for feature in features.ads]
@@ -75,9 +76,8 @@ def _shown(arm: Arm, names: Sequence[str]) -> list[str]:
 
 
 def add(options: argparse.Namespace) -> int:
-    """Add an arm, or bring a retired one back."""
-    newest = _newest(options)
-    known = _found(newest, options.arm)
+    """Add an arm, with the prior as its estimate, or bring a retired one back."""
+    target, newest, known = _look_up(options)
     if known is not None and known.active:
         raise InputError(f"arm {options.arm!r} is active already; `adcascade arms price` changes its reward")
     if options.reward is None and known is None:
@@ -87,7 +87,43 @@ def add(options: argparse.Namespace) -> int:
     if known is None or options.feature:
         features = features_of_pairs(options.feature, _declared(newest), f"arm {options.arm!r}")
     change = ArmChange(arm=options.arm, reward=reward, active=True, features=features or None)
-    return _change(options, change, "added" if known is None else "brought back")
+    return _change(options, target, change, "added" if known is None else "brought back")
+
+
+def price(options: argparse.Namespace) -> int:
+    """Change the reward of an arm."""
+    if options.reward is None:
+        raise InputError("--reward is missing: the new reward")
+    target, known = _existing(options)
+    return _change(options, target, ArmChange(arm=known.arm, reward=options.reward, active=known.active), "priced")
+
+
+def retire(options: argparse.Namespace) -> int:
+    """Stop showing an arm; its estimate is kept."""
+    target, known = _existing(options)
+    return _change(options, target, ArmChange(arm=known.arm, reward=known.reward, active=False), "retired")
+
+
+def _look_up(options: argparse.Namespace) -> tuple[LearnerControl, Parameters, Arm | None]:
+    """Return the target, its newest version, and the arm that the options name, if that version has it."""
+    check_id(options.arm)
+    target = control(options)
+    newest = target.history()[-1]
+    return target, newest, next((arm for arm in newest.arms if arm.arm == options.arm), None)
+
+
+def _existing(options: argparse.Namespace) -> tuple[LearnerControl, Arm]:
+    target, _, known = _look_up(options)
+    if known is None:
+        raise InputError(f"there is no arm {options.arm!r} (see adcascade arms list)")
+    return target, known
+
+
+def _change(options: argparse.Namespace, target: LearnerControl, change: ArmChange, done: str) -> int:
+    after = target.order(change)
+    record = {**version_facts(after), "arm": change.arm}
+    write_result(options.json, record, f"{change.arm}: {done} at {change.reward:g}; {in_force(after)}")
+    return 0
 
 
 def _declared(newest: Parameters) -> tuple[Feature, ...] | None:
@@ -97,51 +133,13 @@ def _declared(newest: Parameters) -> tuple[Feature, ...] | None:
     return None if not ads and not newest.arms else ads
 
 
-def price(options: argparse.Namespace) -> int:
-    """Change the reward of an arm."""
-    if options.reward is None:
-        raise InputError("--reward is missing: the new reward")
-    known = _existing(options)
-    return _change(options, ArmChange(arm=options.arm, reward=options.reward, active=known.active), "priced")
-
-
-def retire(options: argparse.Namespace) -> int:
-    """Stop showing an arm; its estimate is kept."""
-    known = _existing(options)
-    return _change(options, ArmChange(arm=options.arm, reward=known.reward, active=False), "retired")
-
-
-def _newest(options: argparse.Namespace) -> Parameters:
-    if not options.arm or len(options.arm) > 128 or not options.arm.isprintable():
-        raise InputError("the arm id must have 1 to 128 printable characters")
-    return control(options).history()[-1]
-
-
-def _found(newest: Parameters, arm: str) -> Arm | None:
-    return next((known for known in newest.arms if known.arm == arm), None)
-
-
-def _existing(options: argparse.Namespace) -> Arm:
-    known = _found(_newest(options), options.arm)
-    if known is None:
-        raise InputError(f"there is no arm {options.arm!r} (see adcascade arms list)")
-    return known
-
-
-def _change(options: argparse.Namespace, change: ArmChange, done: str) -> int:
-    after: Parameters = control(options).order(change)
-    record = {**version_facts(after), "arm": change.arm}
-    write_result(options.json, record, f"{change.arm}: {done} at {change.reward:g}; {in_force(after)}")
-    return 0
-
-
 # ── a whole catalogue ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def sync(options: argparse.Namespace) -> int:
-    """Make the active arms, their rewards and features those of a file, in one version."""
+    """Make the active arms those of a file, in one version: show the changes and ask for confirmation."""
     target = control(options)
-    newest: Parameters = target.history()[-1]
+    newest = target.history()[-1]
     wanted = read_arms(options.file, name="FILE", declared=_declared(newest))
     changes = catalogue_difference(newest.arms, wanted)
     record = {"changes": [_document(change) for change in changes]}
@@ -183,14 +181,11 @@ def _confirm(shown: str) -> None:
         raise InputError("not confirmed; nothing was changed")
 
 
-def _action(name: str, run: Any, summary: str, example: str, *options: Option) -> CommandSpec:
-    example = f"adcascade arms {name} {example}--state demo-state"
-    return CommandSpec(name=name, summary=summary, examples=(example,), options=(*options, *TARGET, JSON), run=run)
-
+_action = partial(action, "arms")
 
 COMMAND = CommandSpec(
     name="arms",
-    summary="Add, price and retire ads, one by one or all of a file; list them.",
+    summary="Add, price, retire and list ads, or make them those of a file.",
     examples=(
         "adcascade arms list --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --state /var/lib/adcascade",
@@ -200,26 +195,10 @@ COMMAND = CommandSpec(
         "adcascade arms sync arms.csv --broker kafka:9092 --dry-run",
     ),
     actions=(
-        _action("list", listing, "Show all arms, with answer rates and features.", ""),
-        _action(
-            "add",
-            add,
-            "Add an arm, with the prior as its estimate, or bring a retired one back.",
-            "winter-coat --reward 1.20 ",
-            ARM,
-            REWARD,
-            FEATURE,
-        ),
-        _action("price", price, "Change the reward of an arm.", "winter-coat --reward 0.90 ", ARM, REWARD),
-        _action("retire", retire, "Stop showing an arm; its estimate is kept.", "winter-coat ", ARM),
-        _action(
-            "sync",
-            sync,
-            "Make active arms, rewards and features those of a file, in one version: shows the difference and asks.",
-            "arms.csv ",
-            FILE,
-            DRY_RUN,
-            YES,
-        ),
+        _action("list", listing, "", JSON),
+        _action("add", add, "winter-coat --reward 1.20", ARM, REWARD, FEATURE, JSON),
+        _action("price", price, "winter-coat --reward 0.90", ARM, REWARD, JSON),
+        _action("retire", retire, "winter-coat", ARM, JSON),
+        _action("sync", sync, "arms.csv", FILE, DRY_RUN, YES, JSON),
     ),
 )

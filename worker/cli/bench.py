@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Iterator
 
-from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
+from worker.bench.figures import Figure, busy, figures_table, machine, measuring
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.console import check_writable, note, progress, write_result
 
@@ -19,27 +19,27 @@ def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> int:
     check_writable(json)
     figures: list[Figure] = []
     crowd = busy()
-    with one_blas_thread() as blas:
-        where = {**machine(), "blas": blas, "blas_threads": 1}
     complete = False
-    try:
-        with progress(f"bench {name}", None) as bar:
-            for figure in measured:
-                if isinstance(figure, str):
-                    bar.describe(figure)
-                    continue
-                figures.append(figure)
-                bar.describe(figure.name)
-                bar.advance()
-        complete = True
-    finally:
-        if figures:
-            if crowd:
-                note(crowd)
-            records = [one.record() for one in figures]
-            record = {"bench": name, "machine": where, "busy": crowd, "complete": complete, "figures": records}
-            title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
-            write_result(json, record, f"{title}\n\n{figures_table(figures)}")
+    with measuring() as blas:
+        where = {**machine(), "blas": blas, "blas_threads": 1}
+        try:
+            with progress(f"bench {name}", None) as bar:
+                for figure in measured:
+                    if isinstance(figure, str):
+                        bar.describe(figure)
+                        continue
+                    figures.append(figure)
+                    bar.describe(figure.name)
+                    bar.advance()
+            complete = True
+        finally:
+            if figures:
+                if crowd:
+                    note(crowd)
+                records = [one.record() for one in figures]
+                record = {"bench": name, "machine": where, "busy": crowd, "complete": complete, "figures": records}
+                title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
+                write_result(json, record, f"{title}\n\n{figures_table(figures)}")
     return 0
 
 

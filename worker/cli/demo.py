@@ -1,4 +1,4 @@
-"""`adcascade demo`: the whole job in one process, on simulated users."""
+"""`adcascade demo`: everything in one process, with simulated users."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from worker.cli.options.learning import SEED, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
 from worker.console import check_writable, note, say, stops_on_signals, write_json
 from worker.embedded.state import StateFolder
-from worker.errors import InputError
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
 from worker.simulation.demo.beside import Beside
-from worker.simulation.demo.report import can_draw, check_report, write_report
+from worker.simulation.demo.report import DemoView, can_draw, check_report, summary, summary_rows, write_report
 from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive, check_state
-from worker.simulation.demo.summary import DemoView, summary, summary_table
-from worker.simulation.live import REFRESH, live_view
+from worker.simulation.reporting import REFRESH, laid_out, live_view
 from worker.web.status import status_routes
 
 DEFAULTS = DemoSettings()
@@ -41,7 +39,7 @@ OPTIONS = (
     ),
     Option(
         "beside",
-        "a second run with the same users and the additive model, to compare with, in a separate process",
+        "second run with the same users and the additive model, for comparison, in a separate process",
         flag=True,
         default=True,
     ),
@@ -53,7 +51,7 @@ OPTIONS = (
         metavar="DIR",
     ),
     port("metrics-port", "port of the status page http://127.0.0.1:PORT/ and of /metrics; 0: any free port"),
-    Option("speed", "most seconds of event time per second (default: as fast as possible)", parse=number(above=0)),
+    Option("speed", "maximum seconds of event time per second (default: as fast as possible)", parse=number(above=0)),
     JSON,
 )
 
@@ -92,10 +90,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
     """Refuse, before any work, wrong settings and files that could not be written."""
     settings.learning()
-    files = [path for path in (options.json, options.record) if path is not None]
-    if len(set(files)) < len(files):
-        raise InputError("--json and --record must be different files")
-    check_writable(*files)
+    check_writable(options.json, options.record)
     if options.report not in (None, NO_REPORT):
         check_report(Path(options.report))
 
@@ -107,13 +102,13 @@ def _run(demo: Demo, beside: Beside | None, view: DemoView, speed: float | None)
         while not demo.finished and not came:
             demo.step()
             if beside is not None:
-                beside.follow(demo.time)
+                beside.follow(len(demo.rows))
             show()
             if speed is not None:
                 ahead = (demo.time - from_time) / TICK / speed - (time.perf_counter() - began)
                 time.sleep(max(0.0, ahead))
         # Mostly the run beside is as far already. After a restart it began anew, and is behind.
-        while beside is not None and not came and not beside.follow(demo.time, wait=REFRESH):
+        while beside is not None and not came and not beside.follow(len(demo.rows), wait=REFRESH):
             show()
     return came[0] if came else 0
 
@@ -136,12 +131,12 @@ def _print_summary(
         return
     settings = demo.settings
     title = f"adcascade demo: {settings.environment}, {settings.model} model, {settings.policy}, seed {settings.seed}"
-    say("\n\n".join([title, summary_table(numbers, seconds), *([report] if page else [])]))
+    say("\n\n".join([title, laid_out(summary_rows(numbers, seconds)), *([report] if page else [])]))
 
 
 COMMAND = CommandSpec(
     name="demo",
-    summary="The whole job in this process: simulated users, live view, metrics, and a report at the end.",
+    summary="Run everything in one process: simulated users, live view, metrics, and a report at the end.",
     examples=(
         "adcascade demo",
         "adcascade demo --environment leaving     # users leave, and one ad never gets an answer",
@@ -149,7 +144,7 @@ COMMAND = CommandSpec(
         "adcascade demo --users 400 --episodes 300 --json -",
         "adcascade demo --state demo.state     # stop or kill it, start it again: it continues",
         "adcascade demo --record demo.log.gz && adcascade replay demo.log.gz --verify",
-        "adcascade demo --speed 60 --metrics-port 9464     # a minute per second, for Prometheus to watch",
+        "adcascade demo --speed 60 --metrics-port 9464     # a minute per second, for Prometheus to scrape",
     ),
     options=OPTIONS,
     run=run,

@@ -1,4 +1,4 @@
-"""Versions, their differences and single ads, as `adcascade parameters` shows them."""
+"""Reports of `adcascade parameters`: versions, their differences, and single ads."""
 
 from __future__ import annotations
 
@@ -12,34 +12,29 @@ from worker.bandit.personal import PersonalModel
 from worker.console import table
 from worker.stream.chance import ALL
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LATER_SETTINGS, SETTINGS
+from worker.stream.settings import SETTINGS
 from worker.stream.tastes import AdProfile, Taste, context_columns
 
 TOP = 15  # rows of a table; --json has all
+#: What is shown of a version as it is.
+FACTS = (
+    *("version", "sha256", "parent_sha256", "effective_at", "made_at", "window_end", "frozen"),
+    *("folds", "observations", "explore_budget", "expected_sessions"),
+)
 
 
 def describe(parameters: Parameters) -> dict[str, Any]:
-    """Return a version as the commands show it."""
+    """Return the facts of a version, for JSON and reports."""
     model, counts, rates = parameters.model, parameters.answers, parameters.rates
     deviations = model.bias_deviations if parameters.arms else np.zeros(0)
     return {
-        "version": parameters.version,
-        "sha256": parameters.sha256,
-        "parent_sha256": parameters.parent_sha256,
-        "effective_at": parameters.effective_at,
-        "made_at": parameters.made_at,
-        "window_end": parameters.window_end,
-        "frozen": parameters.frozen,
-        "folds": parameters.folds,
-        "observations": parameters.observations,
-        "explore_budget": parameters.explore_budget,
-        "expected_sessions": parameters.expected_sessions,
+        **{name: getattr(parameters, name) for name in FACTS},
         "learn_shares": parameters.shares._asdict(),
         "parameter_norm": model.norm,
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "tastes": model.tastes if isinstance(model, PersonalModel) else None,
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
-        "standardisation": _standardisation(parameters),
+        "standardisation": None if parameters.standardisation is None else asdict(parameters.standardisation),
         "settings": _settings(parameters),
         "context": list(context_columns(parameters)),
         "theta_context": model.effects.tolist(),
@@ -62,13 +57,8 @@ def describe(parameters: Parameters) -> dict[str, Any]:
 
 def _settings(parameters: Parameters) -> dict[str, Any]:
     settings = parameters.settings
-    plain = {name: getattr(settings, name) for name in (*SETTINGS, *LATER_SETTINGS)}
+    plain = {name: getattr(settings, name) for name in SETTINGS}
     return {**plain, "features": None if settings.features is None else settings.features.document()}
-
-
-def _standardisation(parameters: Parameters) -> dict[str, list[float]] | None:
-    known = parameters.standardisation
-    return None if known is None else {"centre": known.centre.tolist(), "scale": known.scale.tolist()}
 
 
 def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> str:
@@ -76,7 +66,6 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
     settings = details["settings"]
     span = str(kept[0]) if len(kept) == 1 else f"{kept[0]} to {kept[-1]}"
     best = sorted(details["arms"], key=lambda arm: -arm["probability"] * arm["reward"])
-    answered = parameters.answers is not None
     rows = [
         [
             arm["arm"],
@@ -85,7 +74,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
             f"{arm['probability']:.4f}",
             f"{arm['log_odds']:+.3f}",
             f"{arm['deviation']:.3f}",
-            *([f"{arm['answer_rate']:.1%}"] if answered else []),
+            _rate(arm["answer_rate"]),
         ]
         for arm in best[:TOP]
     ]
@@ -97,10 +86,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         f"  answers {_answers(details)}; contexts {_contexts(parameters)}",
         *([f"  {_shares(details)}"] if parameters.shares != ALL else []),
         "",
-        table(
-            ["arm", "reward", "active", "click at x=0", "log-odds", "± deviation", *(["answered"] if answered else [])],
-            rows,
-        ),
+        table(["arm", "reward", "active", "click at x=0", "log-odds", "± deviation", "answered"], rows),
     ]
     more = [f"… and {len(best) - TOP} more (--json - has all)"] if len(best) > TOP else []
     return "\n".join([*lines, *more])
@@ -228,7 +214,7 @@ def profile_document(profile: AdProfile) -> dict[str, Any]:
 
 def profile_report(parameters: Parameters, profile: AdProfile) -> str:
     """Return for whom an ad works, in words and as a table of its strongest tastes."""
-    low, high = sigmoid(np.array([profile.low, profile.high])).tolist()
+    low, high = sigmoid(np.array([profile.low, profile.high]))
     described = "".join(f", {name} {value}" for name, value in profile.features.items())
     lines = [
         f"{profile.arm}: reward {profile.reward:g}, {'active' if profile.active else 'retired'}{described} "

@@ -19,7 +19,6 @@ from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
-from worker.stream.settings import LATER_SETTINGS
 from worker.stream.topology import Topics
 
 
@@ -107,9 +106,6 @@ def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, An
     found = evaluation.model_clicks
     features = evaluation.target.features
     target = {**asdict(evaluation.target), "features": None if features is None else features.document()}
-    for name, first in LATER_SETTINGS.items():  # as in the record of a version
-        if target[name] == first:
-            del target[name]
     return {
         "log": options.log,
         "target": {"estimate": evaluation.origin, **target},

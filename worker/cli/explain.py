@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
-import orjson
 
 from worker.bandit.arrays import Floats, Ints
 from worker.bandit.policies import policy_named
@@ -18,18 +17,19 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.cli.options.target import TARGET, control, decoded_version, pick
 from worker.console import read_file, table, write_result
 from worker.errors import InputError, ParametersError
+from worker.stream.catalogue import under
 from worker.stream.contexts import MISSING
 from worker.stream.explanation import Explanation, Position, explain
 from worker.stream.features import context_encoder
-from worker.stream.parameters import Parameters, with_settings
+from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution, columns_of_object, context_columns
 
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of the log-odds of the chosen arm
 LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
 
-#: Fields of a candidate that JSON always has.
-CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score")
+#: Fields of a candidate in JSON.
+CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "contributions")
 
 #: Settings that replace those of the record, with changes of their options.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -81,17 +81,12 @@ def run(options: argparse.Namespace) -> int:
 
 def as_json(reasons: Explanation) -> dict[str, Any]:
     """Return the reasons in their JSON form; there are answer rates only where they are learned."""
-    # The parts of an arm's log-odds are the same at every position: one list for all.
-    parts: dict[str, list[dict[str, Any]]] = {}
     positions = []
     for position in reasons.positions:
-        arms = []
-        for one in position.arms:
-            if one.arm not in parts:
-                parts[one.arm] = [asdict(part) for part in one.contributions]
-            numbers = {name: getattr(one, name) for name in CANDIDATE}
-            rate = {} if one.answer_rate is None else {"answer_rate": one.answer_rate}
-            arms.append({**numbers, **rate, "contributions": parts[one.arm]})
+        arms = [
+            {name: getattr(one, name) for name in CANDIDATE if name != "answer_rate" or one.answer_rate is not None}
+            for one in position.arms
+        ]
         facts = {name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")}
         positions.append({**facts, "arms": arms})
     return {"slate": list(reasons.slate), "positions": positions}
@@ -113,7 +108,7 @@ def _overridden(parameters: Parameters, options: argparse.Namespace) -> Paramete
     if changes.get("beta") == "theory" and parameters.settings.beta != "theory":
         # The radius of the record belongs to its own β; 0 has it computed again.
         parameters = replace(parameters, radius=0.0)
-    return with_settings(parameters, **changes) if changes else parameters
+    return under(replace(parameters.settings, **changes), parameters)
 
 
 def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str, ...]]:
@@ -128,32 +123,21 @@ def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str,
     else:
         data = text.encode()
     encoder = context_encoder(settings.features)
-    wanted = (
-        "a JSON list of numbers" if encoder is None else "a JSON list of numbers, or an object of declared features"
-    )
+    form: Any = list[float] if encoder is None else list[float | None] | dict[str, Any]
     try:
-        given = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise InputError(f"{where}: must be {wanted}, such as '[0.5, -1.2]'") from None
+        given = msgspec.json.decode(data, type=form)
+    except msgspec.DecodeError as error:
+        wanted = "a JSON list of numbers, such as '[0.5, -1.2]'"
+        or_object = "" if encoder is None else ", or an object of declared features"
+        raise InputError(f"{where}: must be {wanted}{or_object}: {error}") from None
     if encoder is not None and isinstance(given, dict):
         try:
             return np.array(encoder.encode(given)), columns_of_object(parameters, given)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
-    if not isinstance(given, list):
-        raise InputError(f"{where}: must be {wanted}, not {_kind(given)}")
-    return _vector(given, where, dim=settings.dim, with_gaps=encoder is not None), context_columns(parameters)
-
-
-def _vector(numbers: list[Any], where: str, *, dim: int, with_gaps: bool) -> Floats:
-    for number, value in enumerate(numbers, start=1):
-        if value is None and with_gaps:
-            numbers[number - 1] = MISSING  # as in the journal
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InputError(f"{where}: number {number} is {_kind(value)}, not a finite number")
-    if len(numbers) != dim:
-        raise InputError(f"{where}: has {len(numbers)} numbers, the parameters need {dim}")
-    return np.array(numbers, dtype=np.float64)
+    if len(given) != settings.dim:
+        raise InputError(f"{where}: has {len(given)} numbers, the parameters need {settings.dim}")
+    return np.array([MISSING if value is None else value for value in given]), context_columns(parameters)
 
 
 def _read(path: str, where: str) -> bytes:
@@ -163,17 +147,11 @@ def _read(path: str, where: str) -> bytes:
 
 
 def _indices(parameters: Parameters, arms: tuple[str, ...]) -> Ints:
-    known = {arm.arm: index for index, arm in enumerate(parameters.arms)}
+    known = parameters.indices
     for arm in arms:
         if arm not in known:
             raise InputError(f"--exclude {arm}: the parameters have no such arm")
     return np.array([known[arm] for arm in arms], dtype=np.intp)
-
-
-def _kind(value: Any) -> str:
-    return {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "true or false"}.get(
-        type(value), repr(value)
-    )
 
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ import gc
 
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.http import HTTP, api_settings
+from worker.cli.options.http import HTTP, http_settings
 from worker.cli.options.learning import LIMITS, limits
 from worker.cli.options.parser import CommandSpec, count
 from worker.cli.worker import LOG
@@ -32,10 +32,8 @@ def run(options: argparse.Namespace) -> int:
     settings = GatewaySettings(
         connection=reached,
         topics=topic_names(options),
-        api=api_settings(options),
+        http=http_settings(options),
         limits=limits(options),
-        host=options.host,
-        port=options.port,
         max_in_flight=options.max_in_flight,
         max_remembered_sessions=options.max_remembered_sessions,
     )
@@ -58,7 +56,7 @@ COMMAND = CommandSpec(
     name="gateway",
     summary=(
         "HTTP and JSON in front of Kafka, for clients in any language: the next ad of a session, and feedback.\n"
-        "Any number of gateways run beside each other. They keep nothing: all decisions are the workers'."
+        "Any number of gateways may run. They keep nothing: all decisions are the workers'."
     ),
     examples=(
         "adcascade gateway --port 8080",

@@ -25,7 +25,7 @@ COMMANDS = {
     "simulate": "repeat the experiments of the paper: policies, numbers of users, seeds",
     "explain": "show why a slate is chosen: probability, Q, width and bonus of every arm",
     "parameters": "show, export, compare, roll back, freeze and unfreeze parameters",
-    "arms": "add, price, retire and list ads; make them those of a file",
+    "arms": "add, price, retire and list ads, or make them those of a file",
     "record": "write the topics of Kafka to a log file",
     "replay": "repeat a recorded log, and report the first difference",
     "evaluate": "estimate from a recorded log what another policy would have earned",

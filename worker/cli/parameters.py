@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from worker.cli.description import (
@@ -18,10 +18,10 @@ from worker.cli.description import (
     report,
 )
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.cli.options.target import TARGET, control, in_force, pick, pick_or_read, read_version, version_facts
+from worker.cli.options.target import action, control, in_force, pick, pick_or_read, read_version, version_facts
 from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
-from worker.stream.events import TAG_PATTERN, Action, Command, Import, Order, Tag
+from worker.stream.events import TAG_PATTERN, Command, Import, Order, Tag
 from worker.stream.history import tags
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import ad_profile
@@ -29,13 +29,19 @@ from worker.stream.version_records import encode_parameters, parameters_document
 from worker.stream.versions import KEPT
 
 VERSION = Option("version", "version, by number or tag (default: the newest)", metavar="VERSION")
-
-
-ARM = Option("arm", "ad, by its id: for whom it works, instead of the whole version", metavar="ARM")
+ARM = Option("arm", "id of an ad, to see for whom it works instead of the whole version", metavar="ARM")
+OUTPUT = Option("output", "output file, or - for standard output", default="-", metavar="FILE")
+OLD = Option("old", "earlier version, by number or tag", positional=True)
+NEW = Option("new", "later version (default: the newest)", positional=True, optional=True)
+NAME = Option("name", "tag: a letter, then letters, digits, '.', '_' and '-'", positional=True)
+OF = Option("of", "version, by number or tag (default: the newest)", positional=True, optional=True)
+REMOVE = Option("remove", "removal of the tag", flag=True, default=False)
+TO = Option("to", "version to roll back to: number, tag, or file from `export`", positional=True)
+FILE = Option("file", "file from `adcascade parameters export`", positional=True)
 
 
 def show(options: argparse.Namespace) -> int:
-    """Show a version and which others are kept, or one ad of it."""
+    """Show a version: model, arms, estimates, uncertainty, settings; or for whom one ad works."""
     target = control(options)
     version = pick(target, options.version)
     if options.arm is not None:
@@ -57,7 +63,7 @@ def _show_arm(options: argparse.Namespace, version: Parameters) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the record of a version, as on its topic."""
+    """Write the record of a version, for `import` and `adcascade explain --parameters`."""
     output = options.output
     check_writable(output)
     record = encode_parameters(pick(control(options), options.version))
@@ -71,7 +77,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Show the changes from one version to another."""
+    """Show the changes between two versions."""
     target = control(options)
     old, new = pick(target, options.old), pick(target, options.new)
     changes = differences(old, new)
@@ -105,7 +111,7 @@ def _moment(milliseconds: int) -> str:
 
 
 def tag(options: argparse.Namespace) -> int:
-    """Give a version a name, under which it is kept for ever; or remove the name."""
+    """Tag a version, which is then kept for ever; an existing tag is moved."""
     if not re.fullmatch(TAG_PATTERN, options.name):
         raise InputError("a tag begins with a letter and has 1 to 64 letters, digits, '.', '_' and '-'")
     target = control(options)
@@ -124,10 +130,10 @@ def tag(options: argparse.Namespace) -> int:
 
 
 def rollback(options: argparse.Namespace) -> int:
-    """Go back to an estimate of the past: a new version with it, under the present arms."""
+    """Roll back to the estimate of an earlier version, or of a file; the present arms stay."""
     target = control(options)
     newest = target.history()[-1].version
-    # By its number while it is well among the last 8: it must be there when the learner reads the order.
+    # By number only if it is well within the last 8: it must still be there when the learner reads the order.
     if options.to.isdecimal() and newest - KEPT // 2 < int(options.to) <= newest:
         return _give(options, Command(action="rollback", version=int(options.to)), "rolled back")
     record = parameters_document(pick_or_read(target, options.to))
@@ -135,12 +141,18 @@ def rollback(options: argparse.Namespace) -> int:
 
 
 def import_(options: argparse.Namespace) -> int:
-    """Take the estimate of an exported version, and its arms that the catalogue lacks."""
+    """Import the estimate of an exported version, and its arms that the catalogue lacks."""
     return _give(options, Import(parameters=parameters_document(read_version(options.file)), arms=True), "imported")
 
 
-def _ordering(action: Action, done: str) -> Callable[[argparse.Namespace], int]:
-    return lambda options: _give(options, Command(action=action), done)
+def freeze(options: argparse.Namespace) -> int:
+    """Stop learning: windows close without a new version; serving continues."""
+    return _give(options, Command(action="freeze"), "frozen")
+
+
+def unfreeze(options: argparse.Namespace) -> int:
+    """Resume learning."""
+    return _give(options, Command(action="unfreeze"), "learning")
 
 
 def _give(options: argparse.Namespace, order: Order, done: str) -> int:
@@ -153,14 +165,7 @@ def _give(options: argparse.Namespace, order: Order, done: str) -> int:
     return 0
 
 
-def _action(name: str, run: Any, summary: str, example: str, *options: Option, json: bool = True) -> CommandSpec:
-    every = (*options, *TARGET, JSON) if json else (*options, *TARGET)
-    example = f"adcascade parameters {name} {example}--state demo-state"
-    return CommandSpec(name=name, summary=summary, examples=(example,), options=every, run=run)
-
-
-def _version(name: str, help: str, *, optional: bool = False) -> Option:
-    return Option(name, help, positional=True, optional=optional)
+_action = partial(action, "parameters")
 
 
 COMMAND = CommandSpec(
@@ -179,61 +184,14 @@ COMMAND = CommandSpec(
         "adcascade parameters freeze --broker kafka:9092     # workers on Kafka",
     ),
     actions=(
-        _action("list", listing, "Show all versions that are kept, with their tags.", ""),
-        _action(
-            "show",
-            show,
-            "Show a version: model, arms, estimates, uncertainty, settings; or for whom one ad works.",
-            "--arm coat ",
-            VERSION,
-            ARM,
-        ),
-        _action(
-            "export",
-            export,
-            "Write the record of a version, for `import` and `adcascade explain --parameters`.",
-            "--output now.json ",
-            VERSION,
-            Option("output", "output file, or - for standard output", default="-", metavar="FILE"),
-            json=False,
-        ),
-        _action(
-            "diff",
-            diff,
-            "Show the changes between two versions.",
-            "40 41 ",
-            _version("old", "earlier version, by number or tag"),
-            _version("new", "later version (default: the newest)", optional=True),
-        ),
-        _action(
-            "tag",
-            tag,
-            "Give a version a name, under which it is kept for ever; a name that exists moves.",
-            "before-sale 41 ",
-            Option("name", "tag: a letter, then letters, digits, '.', '_' and '-'", positional=True),
-            _version("of", "version, by number or tag (default: the newest)", optional=True),
-            Option("remove", "removal of the tag", flag=True, default=False),
-        ),
-        _action(
-            "rollback",
-            rollback,
-            "Go back to the estimate of a version that is kept or in a file, with the present arms.",
-            "39 ",
-            _version("to", "version to go back to: number, tag, or file from `export`"),
-        ),
-        _action(
-            "import",
-            import_,
-            "Take the estimate of an exported version; add its arms that the catalogue lacks.",
-            "v41.json ",
-            Option("file", "file from `adcascade parameters export`", positional=True),
-        ),
-        _action(
-            "freeze",
-            _ordering("freeze", "frozen"),
-            "Stop learning: windows close without a new version; serving continues.",
-            "",
-        ),
-        _action("unfreeze", _ordering("unfreeze", "learning"), "Resume learning.", ""),
+        _action("list", listing, "", JSON),
+        _action("show", show, "--arm coat", VERSION, ARM, JSON),
+        _action("export", export, "--output now.json", VERSION, OUTPUT),
+        _action("diff", diff, "40 41", OLD, NEW, JSON),
+        _action("tag", tag, "before-sale 41", NAME, OF, REMOVE, JSON),
+        _action("rollback", rollback, "39", TO, JSON),
+        _action("import", import_, "v41.json", FILE, JSON),
+        _action("freeze", freeze, "", JSON),
+        _action("unfreeze", unfreeze, "", JSON),
     ),
 )

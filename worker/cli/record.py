@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import time_span, timestamp
 from worker.console import ProgressBar, check_writable, note, progress, say, stops_on_signals, table, write_json
 from worker.errors import InputError
-from worker.kafka.connection import Connection
 from worker.logs.format import LogWriter
-from worker.logs.recording import Recorded, Span, full_names
 from worker.stream.events import TOPICS
 from worker.stream.topology import Topics
+
+if TYPE_CHECKING:
+    from worker.logs.record import Recorded, Recorder, Span  # with a Kafka client, which only this command needs
 
 
 def topic_list(text: str) -> tuple[str, ...]:
@@ -80,15 +81,15 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--live records until Ctrl-C: --until contradicts it")
     if options.json == "-" and options.file == "-":
         raise InputError("the log and --json cannot both go to standard output")
-    from worker.kafka.clients import partition_counts
+    from worker.logs.record import Recorder
 
     check_writable(options.file, options.json)
-    reached, topics = connection(options), Topics(options.prefix)
-    # Fail before the file is created.
-    partition_counts(reached, *full_names(topics, options.topics))
+    topics = Topics(options.prefix)
+    # Fails before the file is created.
+    recorder = Recorder(connection(options), topics, options.topics, span_of(options))
     began = time.perf_counter()
     with LogWriter(options.file) as log:
-        recorded, stopped = _record(reached, topics, options, log)
+        recorded, stopped = _record(recorder, log)
     seconds = time.perf_counter() - began
     write_json(options.json, as_json(recorded, seconds, topics, stopped=bool(stopped)))
     (note if "-" in (options.file, options.json) else say)(summary(log.name, recorded, seconds))
@@ -103,9 +104,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _record(reached: Connection, topics: Topics, options: argparse.Namespace, log: LogWriter) -> tuple[Recorded, int]:
-    from worker.logs.record import Recorder
-
+def _record(recorder: Recorder, log: LogWriter) -> tuple[Recorded, int]:
+    """Record with a progress bar; return the result, and the signal that ended it or 0."""
     bar: ProgressBar | None = None
     with ExitStack() as stack:
         came = stack.enter_context(stops_on_signals())
@@ -115,14 +115,13 @@ def _record(reached: Connection, topics: Topics, options: argparse.Namespace, lo
             bar = bar or stack.enter_context(progress(f"recording {log.name}", total, unit="records"))
             bar.advance(written)
 
-        recorder = Recorder(
-            reached, topics, options.topics, span_of(options), write=log.write_line, report=report, flush=log.flush
-        )
-        return recorder.run(lambda: bool(came)), came[0] if came else 0
+        return recorder.run(log, lambda: bool(came), report), came[0] if came else 0
 
 
 def span_of(options: argparse.Namespace) -> Span:
     """Return the span that the options give."""
+    from worker.logs.record import Span
+
     now = time.time_ns() // 1_000_000
     start = getattr(options, "from")
     return Span(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.parser import CommandSpec, Option
-from worker.gateway.metrics import GATEWAY_CATALOGUE
+from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
 from worker.kafka.topics import TopicLayout
 from worker.metrics import CATALOGUE
@@ -48,7 +48,7 @@ As `adcascade topics create` makes them by default. P is the number of partition
 """
 
 #: A default that the help text states, because it is computed when the command runs.
-_STATED = re.compile(r"^(.*) (?:\[([^\]]+)\]|\(default: ([^)]+)\))$")
+_STATED = re.compile(r"(.*) \(default: ([^)]+)\)")
 
 
 def reference() -> str:
@@ -60,36 +60,26 @@ def reference() -> str:
 
 
 def _topics_table() -> str:
-    many = 2  # any number but 1
-    return _table(
-        ("topic", "partitions", "settings"),
-        (
-            (f"`{topic.name}`", "P" if topic.partitions == many else str(topic.partitions), _settings(topic.settings))
-            for topic in TopicLayout().topics(Topics(), many)
-        ),
-    )
-
-
-def _settings(settings: Mapping[str, str]) -> str:
-    return ", ".join(f"`{name}={value}`" for name, value in settings.items())
+    many, rows = 2, []  # any number but 1
+    for topic in TopicLayout().topics(Topics(), many):
+        settings = ", ".join(f"`{name}={value}`" for name, value in topic.settings.items())
+        rows.append((f"`{topic.name}`", "P" if topic.partitions == many else str(topic.partitions), settings))
+    return _table(("topic", "partitions", "settings"), rows)
 
 
 def _metrics_table() -> str:
-    return _table(
-        ("metric", "kind", "labels", "meaning"),
-        (
-            (f"`{spec.name}`", spec.kind, _labels(spec), spec.help)
-            for spec in (*CATALOGUE, *HTTP_CATALOGUE, *GATEWAY_CATALOGUE)
-        ),
-    )
+    specs = (*CATALOGUE, *HTTP_CATALOGUE, *GATEWAY_CATALOGUE)
+    rows = [(f"`{spec.name}`", spec.kind, _labels(spec), spec.help) for spec in specs]
+    return _table(("metric", "kind", "labels", "meaning"), rows)
 
 
 def _section(command: CommandSpec) -> str:
     """Return a command's summary and options; options that mean the same as the worker's are only named."""
     shared = set() if command.name == "worker" else {_cells(option) for option in load("worker").options}
     actions: dict[tuple[str, str, str], list[str]] = {}
-    for action, option in _options(command):
-        actions.setdefault(_cells(option), []).append(action)
+    for action in command.actions or (command,):
+        for option in action.options:
+            actions.setdefault(_cells(option), []).append(action.name)
     own = [cells for cells in actions if cells not in shared]
     lines = [f"```text\n{command.summary}\n```" if "\n" in command.summary else command.summary]
     if own:
@@ -101,12 +91,6 @@ def _section(command: CommandSpec) -> str:
     return "\n\n".join(lines)
 
 
-def _options(command: CommandSpec) -> Iterator[tuple[str, Option]]:
-    for part in command.actions or (command,):
-        for option in part.options:
-            yield part.name, option
-
-
 def _only(actions: Sequence[str], command: CommandSpec) -> str:
     """Name the actions that have an option, unless all have it."""
     return "" if len(actions) == max(1, len(command.actions)) else f" ({', '.join(actions)})"
@@ -116,8 +100,9 @@ def _only(actions: Sequence[str], command: CommandSpec) -> str:
 
 
 def _cells(option: Option) -> tuple[str, str, str]:
-    stated = _STATED.match(option.help) if option.default in (None, ()) else None
-    text, default = (stated[1], stated[2] or stated[3]) if stated else (option.help, _default(option))
+    stated = _STATED.fullmatch(option.help)
+    shown = ", ".join(text if option.flag else f"`{text}`" for text in option.default_texts())
+    text, default = stated.groups() if stated else (option.help, shown)
     if option.choices:
         text += f" ({', '.join(f'`{choice}`' for choice in option.choices)})"
     return _name(option), default, text
@@ -131,18 +116,6 @@ def _name(option: Option) -> str:
     if option.positional:
         return f"`{option.metavar or option.name.upper()}`"
     return f"`--[no-]{option.name}`" if option.flag else f"`--{option.name}`"
-
-
-def _default(option: Option) -> str:
-    if option.default in (None, ()):
-        return ""
-    if isinstance(option.default, tuple) and not option.repeatable:
-        return f"`{','.join(map(str, option.default))}`"
-    if isinstance(option.default, tuple):
-        return ", ".join(f"`{value}`" for value in option.default)
-    if option.flag:
-        return "on" if option.default else "off"
-    return f"`{option.default}`"
 
 
 def _labels(spec: MetricSpec) -> str:
@@ -162,11 +135,5 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the file named."""
-    Path(arguments[0]).write_text(reference(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")

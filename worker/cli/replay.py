@@ -11,7 +11,7 @@ from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
-from worker.cli.options.times import Duration, time_span
+from worker.cli.options.times import time_span
 from worker.console import progress, table, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
@@ -79,9 +79,7 @@ def run(options: argparse.Namespace) -> int:
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
     given = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}
     given["dim"] = context_dim(options)
-    return {
-        name: int(value) if isinstance(value, Duration) else value for name, value in given.items() if value is not None
-    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -90,11 +88,13 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 def summary(path: str, report: ReplayReport) -> str:
     """Return the content of the log and the results."""
     name = "standard input" if path == "-" else path
-    span = f", {time_span(*report.span)}" if report.span else ""
+    span = ""
+    if report.first_at is not None and report.last_at is not None:
+        span = f", {time_span(report.first_at, report.last_at)}"
     lines = [
         f"{name}: {report.events:,} records{span}",
         "",
-        table(["topic", "records"], [[topic, f"{count:,}"] for topic, count in report.counts.items() if count]),
+        table(["topic", "records"], [[topic, f"{count:,}"] for topic, count in report.topics.items() if count]),
         "",
         f"{report.sessions:,} sessions, {report.clicks:,} clicks, revenue {report.revenue:,.2f}",
     ]
@@ -125,7 +125,7 @@ def _decisions(report: ReplayReport) -> str:
 
 
 def _slates(report: ReplayReport) -> str:
-    return f"slates: {report.pinned:,} as recorded, {report.planned:,} planned here"
+    return f"slates: {report.slates_recorded:,} as recorded, {report.slates_planned:,} planned here"
 
 
 def warnings(report: ReplayReport) -> list[str]:
@@ -139,17 +139,16 @@ def warnings(report: ReplayReport) -> list[str]:
         found.append(
             f"not folded again: {report.unfolded:,} versions, because the journal before them is not in the log"
         )
-    found += [f"the journal lacks the offsets {first} to {last}" for first, last in report.holes[:3]]
-    if report.lost is not None:
-        found.append(
-            f"not compared: the versions after {report.lost}, because of a rollback to a version that is not in the log"
-        )
+    found += [f"the journal lacks the offsets {first} to {last}" for first, last in report.journal_holes[:3]]
+    if report.lost_after is not None:
+        rollback = "a rollback to a version that is not in the log"
+        found.append(f"not compared: the versions after {report.lost_after}, because of {rollback}")
     if report.stale:
         found.append(
             f"{report.stale:,} decisions by an older version than the one in force, which reached the worker late"
         )
-    if report.bad:
-        found.append(f"{report.bad:,} bad lines skipped, the first: {report.first_bad}")
+    if report.bad_lines:
+        found.append(f"{report.bad_lines:,} bad lines skipped, the first: {report.first_bad}")
     if report.duplicates:
         found.append(f"{report.duplicates:,} repeated lines")
     if report.ignored:

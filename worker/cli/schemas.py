@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Final
@@ -109,12 +109,6 @@ def files() -> dict[str, str]:
     return {f"{name}.json": json.dumps(one, indent=2, ensure_ascii=False) + "\n" for name, one in schemas().items()}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the files into the folder named."""
-    for name, text in files().items():
-        Path(arguments[0], name).write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for file, text in files().items():
+        Path(sys.argv[1], file).write_text(text, encoding="utf-8")

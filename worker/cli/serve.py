@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from worker.cli import log_format
 from worker.cli.options.brokers import secret
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.http import HTTP, api_settings
+from worker.cli.options.http import HTTP, http_settings
 from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
-from worker.cli.options.parser import CommandSpec, Option, count
+from worker.cli.options.parser import CommandSpec, Option
 from worker.cli.options.times import time_option
-from worker.cli.worker import CLOCK
+from worker.cli.worker import CLOCK, PROCESS
 from worker.console import check_writable
 from worker.errors import InputError
 from worker.runtime.child import command
 from worker.runtime.clock import clock_of
-from worker.secret import Secret
-from worker.stream.decoding import Limits
+from worker.serve.settings import ServeSettings
 from worker.stream.feedback import token_secret
-from worker.stream.settings import Arm, LearningSettings
 
 OPERATION = (
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),
@@ -35,94 +32,51 @@ OPERATION = (
     Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
-    time_option("progress-interval", "time between two progress records", 1_000),
-    count(
-        "max-open-sessions",
-        "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
-    ),
-    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
-    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
-    Option(
-        "log-format",
-        "format of the log, json or text (default: text on a terminal, else json)",
-        choices=log_format.FORMATS,
-    ),
-    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
+    time_option("progress-interval", "time between two progress records", 1_000, least=10, most=60_000),
+    *PROCESS,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """The options that the serving process and its learner share."""
-
-    folder: Path
-    learning: LearningSettings  # its dimension is found later
-    dim: int | None
-    arms: tuple[Arm, ...]
-    limits: Limits
-    secret: Secret | None
-    record: Path | None
-
-
-def read(options: argparse.Namespace) -> ServeOptions:
-    """Check the options and configure logging."""
+def read(options: argparse.Namespace) -> ServeSettings:
+    """Return the settings of the server and of its learner process; start the log."""
     signing = secret(options, "token-secret")
     if options.record is not None and (options.record == "-" or options.record.endswith(".gz")):
         raise InputError("--record needs a plain file, which a restart can continue; compress it when it is complete")
     dim = context_dim(options)
-    checked = ServeOptions(
+    settings = ServeSettings(
         folder=Path(options.state),
         learning=learning_settings(options, dim or 1),
+        learner=command("worker.cli.child", "serve", *getattr(options, "arguments", ())),
+        http=http_settings(options),
+        clock=clock_of(os.environ.get(CLOCK)),
         dim=dim,
         arms=read_arms(options.catalog, declared=declared_ads(options)),
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
+        max_open_sessions=options.max_open_sessions,
         record=None if options.record is None else Path(options.record),
+        progress_interval=options.progress_interval / 1000,
+        sync=options.sync,
     )
-    log_format.configure(
-        format=options.log_format,
-        level=options.log_level,
-        secrets=[signing.reveal().decode() if signing is not None else ""],
-    )
-    return checked
+    secrets = [signing.reveal().decode() if signing is not None else ""]
+    log_format.configure(format=options.log_format, level=options.log_level, secrets=secrets)
+    return settings
 
 
 def run(options: argparse.Namespace) -> int:
     """Check the options, then serve until a signal or a failure."""
-    if not 10 <= options.progress_interval <= 60_000:
-        raise InputError(f"--progress-interval must be between 10ms and 60s, not {options.progress_interval}")
     check_writable(options.record)
-    checked = read(options)
-    api = api_settings(options)
+    settings = read(options)
 
     # aiohttp takes a while to import; --help and wrong options need not wait for it.
     from worker.serve.server import run_server
-    from worker.serve.settings import ServeSettings
 
-    return run_server(
-        ServeSettings(
-            folder=checked.folder,
-            learning=checked.learning,
-            learner=command("worker.cli.child", "serve", *options.arguments),
-            api=api,
-            host=options.host,
-            port=options.port,
-            clock=clock_of(os.environ.get(CLOCK)),
-            dim=checked.dim,
-            arms=checked.arms,
-            limits=checked.limits,
-            secret=checked.secret,
-            max_open_sessions=options.max_open_sessions,
-            record=checked.record,
-            progress_interval=options.progress_interval / 1000,
-            sync=options.sync,
-        )
-    )
+    return run_server(settings)
 
 
 COMMAND = CommandSpec(
     name="serve",
-    summary="Serve over HTTP on this machine, without Kafka: durable in a state folder, learning beside it.",
+    summary="Serve over HTTP on this machine, without Kafka: durable in a state folder, learning in a second process.",
     examples=(
         "adcascade serve --dim 16 --catalog arms.csv",
         "adcascade serve --dim 16 --catalog arms.csv --state /var/lib/adcascade --port 8080 --record served.log",

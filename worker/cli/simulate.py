@@ -13,9 +13,10 @@ from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
 from worker.console import check_writable, note, progress, table, write_file, write_result
-from worker.errors import InputError
 from worker.simulation.environments import DigitsTruth
 from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
+from worker.simulation.plots import check_plot, check_structure, plot_regret, plot_structure
+from worker.simulation.reporting import flag
 from worker.stream.settings import ANSWERS
 
 DEFAULTS = ExperimentSettings()
@@ -42,27 +43,31 @@ OPTIONS = (
     *_world(),
     count(
         "features",
-        "number of features of each arm, which explain most of the tastes; the model then has the revenue as one more",
+        "number of features of each arm, which explain most of the tastes; the revenue is then a feature, too",
         DEFAULTS.features,
         least=0,
     ),
-    count("new-arms", "number of further arms, which come in the middle of the run", DEFAULTS.new_arms, least=0),
+    count("new-arms", "number of arms that are added during the run", DEFAULTS.new_arms, least=0),
     count("new-at", "first episode with the new arms", least=2),
-    Option("model", "click model that learns", choices=tuple(MODELS), default=DEFAULTS.model),
+    Option("model", "click model of the learner", choices=tuple(MODELS), default=DEFAULTS.model),
     Option(
         "intercept",
-        "shared intercept of the model additive (default: on, but for the estimator paper)",
+        "shared intercept of the additive model (default: on, except with the estimator paper)",
         flag=True,
         default=None,
     ),
     Option(
         "answers",
-        "answer rates of displays: learned, or all displays taken as answered (default: learned where users leave)",
+        "answer rates: learned, or all displays counted as answered (default: learned where users leave)",
         choices=ANSWERS,
         default=None,
     ),
     *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "epsilon", "ridge"),
-    setting("learn-at-most", default=DEFAULTS.learn_at_most, help="sessions per episode that are learned from; 0: all"),
+    setting(
+        "learn-at-most",
+        default=DEFAULTS.learn_at_most,
+        help="sessions per episode to learn from; 0: all",
+    ),
     setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
         "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users
@@ -99,17 +104,10 @@ def _settings(options: argparse.Namespace) -> ExperimentSettings:
 
 def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:
     """Refuse, before any work, files that could not be written."""
-    files = [path for path in (options.json, options.plot, options.plot_structure) if path is not None]
-    if len(set(files)) < len(files):
-        raise InputError("--json, --plot and --plot-structure must be different files")
-    check_writable(*files)
-    plots = [path for path in (options.plot, options.plot_structure) if path is not None]
-    if not plots:
-        return
-    from worker.simulation.plots import check_plot, check_structure
-
-    for path in plots:
-        check_plot(path)
+    check_writable(options.json, options.plot, options.plot_structure)
+    for path in (options.plot, options.plot_structure):
+        if path is not None:
+            check_plot(path)
     if options.plot_structure is not None:
         check_structure(settings)
 
@@ -125,10 +123,6 @@ def _make(settings: ExperimentSettings, jobs: int) -> list[Run]:
 
 
 def _draw(options: argparse.Namespace, settings: ExperimentSettings, runs: Sequence[Run]) -> None:
-    if options.plot is None and options.plot_structure is None:
-        return
-    from worker.simulation.plots import plot_regret, plot_structure
-
     if options.plot is not None:
         write_file(options.plot, plot_regret(runs, settings, options.plot))
         note(f"wrote {options.plot}")
@@ -140,28 +134,15 @@ def _draw(options: argparse.Namespace, settings: ExperimentSettings, runs: Seque
 
 
 def _title(settings: ExperimentSettings) -> str:
-    explored = f"{settings.bonus} bonus, β = {settings.beta}" if settings.repeats else f"β = {settings.beta}"
-    world = [
-        f"{settings.environment}: d = {settings.dim}",
-        f"K = {settings.arms}"
-        + (f" + {settings.new_arms} from episode {settings.new_at}" if settings.new_arms else ""),
-        f"H = {settings.horizon}",
-        f"T = {settings.episodes}",
-        *([f"{settings.features} features of arms"] if settings.features else []),
-        *([f"stay {settings.stay:g}"] if settings.stay < 1 else []),
-        f"{settings.seeds} seeds from {settings.seed}",
-    ]
-    learning = [
-        f"{settings.model} model" + ("" if settings.intercept else " without intercept"),
-        f"{settings.estimator} estimator",
-        explored,
-        f"ridge {settings.ridge:g}",
-        f"warm-up {settings.warmup}",
-        *(["answer rates learned"] if settings.answers == "learned" else []),
-        *([] if settings.repeats else ["no repeats"]),
-        *([f"learns from {settings.learn_at_most:,} sessions per episode"] if settings.learn_at_most else []),
-    ]
-    return f"{', '.join(world)}\n{', '.join(learning)}"
+    """Return the sizes of the experiment, and in a second line the settings that are not the default."""
+    shown = ("environment", "dim", "arms", "horizon", "episodes", "seeds", "seed", "policy", "users")
+    sizes = (
+        f"{settings.environment}: d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}, "
+        f"T = {settings.episodes}, {settings.seeds} seeds from {settings.seed}"
+    )
+    chosen = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in shown}
+    others = [flag(name, value) for name, value in chosen.items() if value != getattr(DEFAULTS, name)]
+    return f"{sizes}\n{' '.join(others)}".rstrip()
 
 
 def summary(runs: Sequence[Run], new_at: int | None = None) -> str:

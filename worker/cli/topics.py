@@ -1,18 +1,16 @@
-"""`adcascade topics`: create the topics, or check the existing ones."""
+"""`adcascade topics`: create the topics, check the existing ones, or import a state folder."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.cli.options.times import time_option
-from worker.console import say, table, write_json, write_result
+from worker.console import table, write_result
 from worker.stream.events import MOST_PARTITIONS
 
 OPTIONS = (
@@ -37,40 +35,30 @@ def _run(options: argparse.Namespace, action: str) -> int:
     layout = topics.TopicLayout(
         partitions=options.partitions,
         replication=options.replication,
-        retention=None if options.retention is None else int(options.retention),
-        journal_retention=int(options.journal_retention),
+        retention=options.retention,
+        journal_retention=options.journal_retention,
     )
     act = {"create": topics.create, "check": topics.check}[action]
     findings = act(connection(options), topic_names(options), layout)
     right = all(finding.state in ("right", "created") for finding in findings)
-    write_json(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]})
-    if options.json != "-":
-        _print(findings, right)
+    rows = [[finding.topic, finding.partitions or "–", finding.replicas or "–", finding.state] for finding in findings]
+    lines = [f"{finding.topic}: {difference}" for finding in findings for difference in finding.differences]
+    if any(finding.state == "different" for finding in findings):
+        lines.append("Existing topics are never changed: use the tools of Kafka (kafka-configs, kafka-topics).")
+    if any(finding.state == "missing" for finding in findings):
+        lines.append("`adcascade topics create` creates the missing topics.")
+    text = "\n".join([table(["topic", "partitions", "replicas", "state"], rows), *([] if right else ["", *lines])])
+    write_result(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]}, text)
     return 0 if right else 1
 
 
-def _print(findings: Sequence[Any], right: bool) -> None:
-    rows = [[finding.topic, finding.partitions or "–", finding.replicas or "–", finding.state] for finding in findings]
-    say(table(["topic", "partitions", "replicas", "state"], rows))
-    if right:
-        return
-    say()
-    for finding in findings:
-        for difference in finding.differences:
-            say(f"{finding.topic}: {difference}")
-    if any(finding.state == "different" for finding in findings):
-        say("Existing topics are never changed: use the tools of Kafka (kafka-configs, kafka-topics).")
-    if any(finding.state == "missing" for finding in findings):
-        say("`adcascade topics create` creates the missing topics.")
-
-
 def import_(options: argparse.Namespace) -> int:
-    """Take the state folder of `adcascade serve` to the topics."""
+    """Import the state folder of `adcascade serve` into the topics."""
     from worker.serve.moving import move
 
     moved = move(Path(options.folder), connection(options), topic_names(options))
     text = (
-        f"taken to Kafka: version {moved.version}, {moved.kept_versions} versions in the history, {moved.sessions} "
+        f"imported: version {moved.version}, {moved.kept_versions} versions in the history, {moved.sessions} "
         f"sessions, {moved.journal} records of the journal\nStart workers on these topics; `adcascade serve` will not "
         "use the folder again."
     )
@@ -103,8 +91,8 @@ COMMAND = CommandSpec(
         CommandSpec(
             name="import",
             summary=(
-                "Take the state folder of `adcascade serve` to new topics: versions, open sessions, and what is not\n"
-                "learned yet. The way to outgrow one machine."
+                "Import the state folder of `adcascade serve` into new topics: versions, open sessions, and the part\n"
+                "of the journal that is not learned yet. For a service that outgrows one machine."
             ),
             examples=("adcascade topics create && adcascade topics import adcascade-state",),
             options=(Option("folder", "state folder of `adcascade serve`", positional=True), *CONNECTION, JSON),

@@ -19,9 +19,9 @@ from worker.console import check_writable, note, say, stops_on_signals, write_fi
 from worker.errors import InputError
 from worker.http.pages import operations
 from worker.kafka.connection import Connection
-from worker.simulation.live import live_view
+from worker.simulation.reporting import flag, laid_out, live_view
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
-from worker.simulation.traffic.report import TrafficMetrics, TrafficView, summary, summary_table
+from worker.simulation.traffic.report import TrafficMetrics, TrafficView, summary, summary_rows
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
@@ -34,24 +34,24 @@ OPTIONS = (
     *CONNECTION,
     Option("rate", "mean number of users per second", parse=number(above=0), default=DEFAULTS.rate),
     Option("flat-out", "as many users as the workers can serve, instead of a rate", flag=True),
-    count("waiting", "with --flat-out: most sessions that wait for a decision", DEFAULTS.waiting),
+    count("waiting", "with --flat-out: maximum sessions waiting for a decision", DEFAULTS.waiting),
     count("sessions", "number of sessions (default: until Ctrl-C)"),
     time_option("duration", "duration, such as 30s or 10m (default: until Ctrl-C)"),
     *world(DEFAULTS),
     SEED,
     Option(
         "look",
-        "time that users look at a display, shortest-longest (default: 1.5s-6.5s; with --flat-out 0)",
+        "viewing time of a display, shortest-longest (default: 1.5s-6.5s; with --flat-out 0)",
         parse=duration_range,
     ),
-    time_option("patience", "longest stay of a user; less than the session timeout", DEFAULTS.patience),
+    time_option("patience", "maximum length of a visit; less than the session timeout", DEFAULTS.patience),
     Option("duplicates", "share of records sent twice", parse=_share, default=DEFAULTS.duplicates),
-    time_option("disorder", "longest delay of records that others overtake; less than the lateness", DEFAULTS.disorder),
+    time_option("disorder", "maximum delay of records out of order; less than the lateness", DEFAULTS.disorder),
     Option("silence", "share of users who never answer", parse=_share, default=DEFAULTS.silence),
-    Option("poison", "unusable records, as a share of the users", parse=_share, default=DEFAULTS.poison),
+    Option("poison", "unusable records, relative to the number of users", parse=_share, default=DEFAULTS.poison),
     Option(
         "prefetching",
-        "share of clients that go through the slate of their first decision",
+        "share of clients that show a whole slate without waiting for further decisions",
         parse=_share,
         default=DEFAULTS.prefetching,
     ),
@@ -117,7 +117,7 @@ def check_fits(settings: TrafficSettings, served: Parameters) -> None:
     there, arms = served.settings, {arm.arm: arm for arm in served.arms}
     for name in ("dim", "horizon", "repeats"):
         if getattr(there, name) != getattr(settings, name):
-            shown, wanted = (_flag(name, getattr(s, name)) for s in (there, settings))
+            shown, wanted = (flag(name, getattr(s, name)) for s in (there, settings))
             raise InputError(f"the workers have {shown}, the traffic has {wanted}: they must be equal")
     catalogue = settings.world().catalogue()
     unknown = [arm.arm for arm in catalogue if arm.arm not in arms]
@@ -131,10 +131,6 @@ def check_fits(settings: TrafficSettings, served: Parameters) -> None:
             f"{len(other)} arms have another reward here than in the workers, such as {other[0].arm}: "
             f"{other[0].reward:g} and {arms[other[0].arm].reward:g}; revenue and regret use the former"
         )
-
-
-def _flag(name: str, value: Any) -> str:
-    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 
 async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
@@ -156,7 +152,7 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
 def _print_summary(options: argparse.Namespace, numbers: dict[str, Any]) -> None:
     settings = numbers["settings"]
     title = f"adcascade traffic: {settings['environment']}, seed {settings['seed']}, {numbers['seconds']:.1f} s"
-    write_result(options.json, numbers, f"{title}\n\n{summary_table(numbers)}")
+    write_result(options.json, numbers, f"{title}\n\n{laid_out(summary_rows(numbers))}")
 
 
 COMMAND = CommandSpec(

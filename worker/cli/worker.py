@@ -28,37 +28,42 @@ LOG = (
         "format of the log, json or text (default: text on a terminal, else json)",
         choices=log_format.FORMATS,
     ),
-    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
+    Option("log-level", "lowest level in the log", choices=log_format.LEVELS, default="info"),
+)
+
+#: Options of a process that answers arrivals, `worker` or `serve`.
+PROCESS = (
+    count(
+        "max-open-sessions",
+        "maximum sessions in memory; further arrivals get fallback ads (default: what half of the memory holds)",
+    ),
+    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
+    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
+    *LOG,
 )
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
 
+
+def _time(name: str, help: str, least: int, most: int) -> Option:
+    default = round(1000 * _DEFAULTS[name.replace("-", "_")])
+    return time_option(name, help, default, least=least, most=most)
+
+
 OPERATION = (
     Option("group", "consumer group of all workers of these topics", default=_DEFAULTS["group"]),
-    time_option(
-        "member-timeout",
-        "time after which the group assigns the partitions of a silent worker to others",
-        round(1000 * _DEFAULTS["member_timeout"]),
+    _time(
+        "member-timeout", "time after which the partitions of a silent worker are assigned to others", 1_000, 300_000
     ),
-    time_option(
-        "progress-interval",
-        "time between two progress records of a partition",
-        round(1000 * _DEFAULTS["progress_interval"]),
-    ),
-    count(
-        "max-open-sessions",
-        "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
-    ),
+    _time("progress-interval", "time between two progress records of a partition", 10, 60_000),
     count(
         "changelog-replication",
         "replicas of the changelog, if `adcascade topics create` has not created it",
         _DEFAULTS["changelog_replication"],
     ),
-    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
-    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
     Option("web-host", "address of /metrics, /livez and /readyz", default=_DEFAULTS["web_host"]),
-    port("web-port", "port of the web server; 0: a free one"),
-    *LOG,
+    port("web-port", "port of the web server; 0: any free port"),
+    *PROCESS,
 )
 
 
@@ -94,10 +99,6 @@ def run(options: argparse.Namespace) -> int:
     """Check the options, then serve until a signal or a failure."""
     if not options.group:
         raise InputError("--group is empty")
-    if not 1_000 <= options.member_timeout <= 300_000:
-        raise InputError(f"--member-timeout must be between 1s and 300s, not {options.member_timeout}")
-    if not 10 <= options.progress_interval <= 60_000:
-        raise InputError(f"--progress-interval must be between 10ms and 60s, not {options.progress_interval}")
     settings = read(options)
 
     # Faust takes half a second to import; --help and wrong options need not wait for it.

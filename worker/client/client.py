@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
 from worker.client.decision import AdDecision, from_record
 from worker.client.exchange import ClientCounts, Exchange
 from worker.client.kafka import KafkaTransport
-from worker.client.records import Context, check_session_id, encode_arrival, encode_request
-from worker.client.transport import ClientTransport, Keyed, UndeliveredError
+from worker.client.transport import (
+    ClientTransport,
+    Context,
+    Keyed,
+    UndeliveredError,
+    check_session_id,
+    encode_arrival,
+    encode_request,
+)
 from worker.errors import InputError
 from worker.kafka.connection import Connection
+from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Rejected
 from worker.stream.encoding import encode_feedback
 from worker.stream.events import Feedback
@@ -65,7 +72,7 @@ class Client:
             remember=remember,
             seconds=remember_seconds,
         )
-        self._now: Callable[[], int] = _now
+        self._now: Callable[[], int] = wall_clock
 
     async def __aenter__(self) -> Client:
         await self._exchange.start()
@@ -217,10 +224,6 @@ class Client:
 
     def _deadline(self, seconds: float | None) -> float:
         return asyncio.get_running_loop().time() + (self._timeout if seconds is None else seconds)
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _connection(servers: str | Iterable[str] | Connection) -> Connection:

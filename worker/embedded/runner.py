@@ -18,7 +18,7 @@ from worker.errors import InputError
 from worker.secret import Secret
 from worker.stream.catalogue import Refusal
 from worker.stream.decoding import Limits
-from worker.stream.encoding import encode_episode, encode_journal, encode_progress
+from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import Episode, Order, Progress
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters
@@ -192,7 +192,7 @@ class Embedded:
             Progress(partition=partition, partitions=count, time=self.time, opened=counts)
             for partition, counts in enumerate(opened)
         ]
-        self._journal([(None, encode_progress(one)) for one in progress])
+        self._journal([(None, encode_journal(one)) for one in progress])
         for task in self.tasks:
             task.acknowledged(self.time)
         if due := [partition for partition, task in enumerate(self.tasks) if task.has_due]:
@@ -213,7 +213,7 @@ class Embedded:
                 self._tap_emits(emits, partition)
             if self._state:
                 self._state.change_sessions(emits.changelog)
-        self._learn()  # at once, while the records are in the CPU cache
+        self._learn()  # now, while the records are in the CPU cache
         self._commit()
         self.tally.add(handled[0].tally)
         for observer in self._observers:

@@ -106,7 +106,7 @@ class StateView:
         return None if row is None else bytes(row[0])
 
     def journal(self, start: int, most: int = -1) -> list[tuple[int, bytes]]:
-        """Return the journal from an offset on, at most so many records if that is not negative."""
+        """Return the journal from an offset on: all of it, or at most `most` records."""
         query = "SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset LIMIT ?"
         return self._db.execute(query, (start, most)).fetchall()
 

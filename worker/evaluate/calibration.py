@@ -99,11 +99,7 @@ class ModelCheck:
 
 def check_model(sessions: Sessions, fit: CrossFit, *, confidence: float) -> ModelCheck:
     """Compare the displays of sessions drawn uniformly with the models of their folds."""
-    chances = np.zeros(sessions.slates.shape)
-    for rows, model in fit.each():
-        if len(rows):
-            chances[rows] = model.chances(sessions.contexts[rows], sessions.slates[rows])
-    seen = (sessions.positions <= sessions.answered[:, None]) & sessions.drawn[:, None]
+    chances, seen = fit.chances, sessions.seen & sessions.drawn[:, None]
     groups = {"all displays": seen, TARGET: seen & _wanted(sessions)}
     groups |= {f"position {h}": seen & (sessions.positions == h) for h in range(1, sessions.depth + 1)}
     width = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -119,7 +115,7 @@ def _form(sessions: Sessions, seen: Bools, chances: Floats) -> float | None:
     """Return the deviate of the score test over the arms with enough expected clicks."""
     rows, columns = np.nonzero(seen)
     arms, expected = sessions.slates[rows, columns], chances[rows, columns]
-    residuals = _clicks(sessions)[rows, columns] - expected
+    residuals = sessions.clicks[rows, columns] - expected
     known = np.bincount(arms, expected, sessions.prices.shape[1])
     total, freedom = 0.0, 0
     for arm in np.flatnonzero(known >= LEAST_CLICKS).tolist():
@@ -135,10 +131,6 @@ def _form(sessions: Sessions, seen: Bools, chances: Floats) -> float | None:
     return float(((total / freedom) ** (1 / 3) - (1 - part)) / part**0.5)
 
 
-def _clicks(sessions: Sessions) -> Bools:
-    return np.asarray(sessions.clicked[:, None] & (sessions.positions == sessions.displayed[:, None]))
-
-
 def _wanted(sessions: Sessions) -> Bools:
     """Return whether the target would show the arm of each display to the same user: (n, H)."""
     found = np.zeros(sessions.slates.shape, dtype=bool)
@@ -149,7 +141,7 @@ def _wanted(sessions: Sessions) -> Bools:
 
 def _check(name: str, members: Bools, sessions: Sessions, chances: Floats, width: float) -> GroupCheck:
     expected, price = chances[members], sessions.price(sessions.slates)[members]
-    clicked = _clicks(sessions)[members]
+    clicked = sessions.clicks[members]
     revenue, wanted = float((price * clicked).sum()), float((price * expected).sum())
     deviation = float(np.sqrt((price**2 * expected * (1 - expected)).sum()))
     return GroupCheck(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from worker.bandit.answers import PRIOR_DISPLAYS
 from worker.bandit.arrays import NO_ARM, Floats
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.model import CrossFit, ModelError, baseline, model_error, slate_values
-from worker.evaluate.sessions import Rule, Sessions
+from worker.evaluate.sessions import Sessions
 from worker.evaluate.support import Support, Unsupported, check_beyond, support
 
 #: Largest share of the target's displays with arms that no session of the log has seen.
@@ -173,13 +173,9 @@ class MatchingReplay(WeightedEstimator):
         used = sessions.part(sessions.drawn)
         if not len(used):
             raise Unsupported("no session was drawn uniformly (warm-up, or random_share above 0)")
-        nothing = np.zeros(len(used))
-        slates = used.target_slates[0]
-        certain = Rule(best=slates, epsilon=nothing, uniform=nothing, repeats=used.target.repeats)
-        uniformly = replace(used.served, epsilon=nothing, uniform=np.ones(len(used)))
         # A session drawn by a lottery of share ρ stands for 1/ρ sessions, one of the warm-up for itself.
         counts = 1 / used.served.uniform
-        return support(replace(used, target=certain, target_slates=slates[None]), served=uniformly, counts=counts)
+        return support(used.with_one_target_slate(), served=used.served.uniformly(), counts=counts)
 
     def value(self, found: Support, sessions: Sessions, fit: CrossFit | None) -> Value:
         """Return V̂_1 by the recursion over positions."""
@@ -334,8 +330,8 @@ def _check_seen(sessions: Sessions) -> None:
     An arm that was displayed often and never answered is known too: users leave.
     """
     arms = sessions.prices.shape[1]
-    answered = np.bincount(sessions.slates[sessions.positions <= sessions.answered[:, None]], minlength=arms)
-    displayed = np.bincount(sessions.slates[sessions.reached & (sessions.slates != NO_ARM)], minlength=arms)
+    answered = np.bincount(sessions.slates[sessions.seen], minlength=arms)
+    displayed = np.bincount(sessions.slates[sessions.shown], minlength=arms)
     known = (answered > 0) | (displayed >= PRIOR_DISPLAYS)
     wanted = sessions.target_slates[:, :, : sessions.depth]
     unknown = ~known[wanted] & (wanted != NO_ARM)

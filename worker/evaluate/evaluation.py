@@ -19,18 +19,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from worker.bandit.click_model import ClickModel
 from worker.errors import FailedError, InputError
 from worker.evaluate.calibration import ModelCheck, check_model
 from worker.evaluate.estimators import METHODS, Estimate, MatchingReplay, OffPolicyEstimator
 from worker.evaluate.intervals import Interval, interval
-from worker.evaluate.logged import LoggedSessions
-from worker.evaluate.model import CrossFit, ModelForm, cross_fit
-from worker.evaluate.planning import Assembled, assemble
+from worker.evaluate.logged import CONTRADICTS, LoggedSessions
+from worker.evaluate.model import CrossFit, cross_fit
+from worker.evaluate.planning import assemble
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported, sufficient
 from worker.evaluate.targets import Change, find_estimates
 from worker.logs.findings import Findings, Stage, silent, ticking
 from worker.logs.ordered import OrderedLog
+from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
 
@@ -102,82 +104,74 @@ def evaluate_log(
             estimates, origin = find_estimates(log, change)
             assembled = assemble(logged.by_version, log.versions, estimates, change.settings, seed=seed)
         newest = change.parameters or log.versions.read(max(log.versions.known))
-        notes = []
-        if reader.bad:
-            notes.append(f"{reader.bad} bad lines skipped; the first: {reader.first_bad}")
-        if findings.count:
-            notes.append(f"{findings.count} records contradict others or are damaged (see adcascade replay)")
-        if logged.share < 1:
-            notes.append(f"the log has a share of the sessions only: evaluated on {logged.share:.1%} of every kind")
-        if change.parameters is not None:
-            notes.extend(_seen_before(change, log))
-    evaluation = evaluate(
-        assembled, given=change.parameters is not None, methods=methods, confidence=confidence, seed=seed
-    )
-    return replace(
-        evaluation,
-        target=replace(newest.settings, **change.settings),
-        origin=origin,
-        left_out={**logged.left_out, **evaluation.left_out},
-        notes=[*notes, *evaluation.notes],
-    )
-
-
-def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confidence: float, seed: int) -> Evaluation:
-    """Apply the estimators to planned sessions; `given`: the target has the same parameters for every session."""
-    everything = assembled.sessions
+    notes = []
+    if reader.bad:
+        notes.append(f"{reader.bad} bad lines skipped; the first: {reader.first_bad}")
+    if findings.count:
+        notes.append(f"{findings.count} records contradict others or are damaged (see adcascade replay)")
+    if logged.share < 1:
+        notes.append(f"the log has a share of the sessions only: evaluated on {logged.share:.1%} of every kind")
+    if assembled.contradicting:
+        logged.left_out[CONTRADICTS] = assembled.contradicting
+    everything, given = assembled.sessions, change.parameters
     scope = np.ones(len(everything), dtype=bool) if given or assembled.warmup.all() else ~assembled.warmup
     weighable = assembled.supported & scope
     if not weighable.any():
         weighable = assembled.supported
-    sessions, part = everything.part(scope), everything.part(weighable)
-    estimators = [METHODS[method] for method in methods]
-    needs_model = any(estimator.needs_model for estimator in estimators)
-    fit = _fit(everything, assembled.form, seed) if needs_model else None
-    estimates = []
-    for estimator in estimators:
-        rows, used = (weighable, part) if estimator.needs_chance else (scope, sessions)
-        try:
-            if estimator.needs_model and isinstance(fit, Unsupported):
-                raise fit
-            models = fit.part(rows) if isinstance(fit, CrossFit) else None
-            estimates.append(estimator.estimate(used, models, confidence=confidence))
-        except Unsupported as reason:
-            why = f"{reason}{_advice(estimator, sessions, everything)}"
-            estimates.append(Estimate(method=estimator.name, sessions=estimator.usable(used), refused=why))
+    fit: CrossFit | Unsupported | None = None
+    if any(METHODS[method].needs_model for method in methods):
+        fit = _fit(everything, assembled.prior, seed)
     check = check_model(everything, fit, confidence=confidence) if isinstance(fit, CrossFit) else None
     return Evaluation(
-        target=assembled.target,
-        origin="as served",
+        target=replace(newest.settings, **change.settings),
+        origin=origin,
         confidence=confidence,
-        served=_served(sessions, confidence),
-        weighable=_served(part, confidence) if len(part) else None,
+        served=_served(everything.part(scope), confidence),
+        weighable=_served(everything.part(weighable), confidence) if weighable.any() else None,
         drawn=int(everything.drawn.sum()),
         warmup=int(assembled.warmup.sum()),
-        versions=assembled.versions,
-        left_out=assembled.left_out,
-        estimates=estimates,
-        model=assembled.form.name,
-        model_clicks=(fit.clicks, fit.expected_clicks) if isinstance(fit, CrossFit) else None,
+        versions=len(logged.by_version),
+        left_out=logged.left_out,
+        estimates=[_estimate(METHODS[m], everything, scope, weighable, fit, confidence) for m in methods],
+        model=assembled.prior.name,
+        model_clicks=(fit.clicks, float(fit.chances[everything.seen].sum())) if isinstance(fit, CrossFit) else None,
         check=check,
-        notes=[*_notes(scope, weighable), *doubts(check)],
+        notes=[*notes, *_seen_before(given, log.first_time), *_notes(scope, weighable), *doubts(check)],
     )
 
 
-def _fit(sessions: Sessions, model: ModelForm, seed: int) -> CrossFit | Unsupported:
+def _estimate(
+    estimator: OffPolicyEstimator,
+    everything: Sessions,
+    scope: Bools,
+    weighable: Bools,
+    fit: CrossFit | Unsupported | None,
+    confidence: float,
+) -> Estimate:
+    """Apply an estimator to the sessions that it can use, or return why it has no answer."""
+    rows = weighable if estimator.needs_chance else scope
+    used = everything.part(rows)
+    try:
+        if estimator.needs_model and isinstance(fit, Unsupported):
+            raise fit
+        models = fit.part(rows) if isinstance(fit, CrossFit) else None
+        return estimator.estimate(used, models, confidence=confidence)
+    except Unsupported as reason:
+        advice = ""
+        if estimator.needs_chance and everything.clicked.sum() >= LEAST_CLICKS:  # users click at all
+            drawn_only = estimator.name == MatchingReplay.name
+            advice = (
+                f"; {sufficient(everything.part(scope), first_position=estimator.needs_model, drawn_only=drawn_only)}"
+            )
+        return Estimate(method=estimator.name, sessions=estimator.usable(used), refused=f"{reason}{advice}")
+
+
+def _fit(sessions: Sessions, prior: ClickModel, seed: int) -> CrossFit | Unsupported:
     """Return the cross-fitted click models, or the reason why there are none."""
     try:
-        return cross_fit(sessions, model=model, generator=np.random.default_rng(seed))
+        return cross_fit(sessions, prior=prior, generator=np.random.default_rng(seed))
     except Unsupported as reason:
         return reason
-
-
-def _advice(estimator: OffPolicyEstimator, sessions: Sessions, everything: Sessions) -> str:
-    """Return what would suffice for an estimator that uses weights, if users click at all."""
-    if not estimator.needs_chance or everything.clicked.sum() < LEAST_CLICKS:
-        return ""
-    drawn_only = estimator.name == MatchingReplay.name
-    return f"; {sufficient(sessions, first_position=estimator.needs_model, drawn_only=drawn_only)}"
 
 
 def doubts(check: ModelCheck | None) -> list[str]:
@@ -223,10 +217,8 @@ def _notes(scope: Bools, weighable: Bools) -> list[str]:
     ]
 
 
-def _seen_before(change: Change, log: OrderedLog) -> list[str]:
+def _seen_before(given: Parameters | None, first: int | None) -> list[str]:
     """Return a note if the given parameters have learned from sessions of this log."""
-    given = change.parameters
-    first = log.first_time
     if given is None or first is None or given.window_end is None or given.window_end <= first:
         return []
     return [

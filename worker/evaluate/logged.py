@@ -33,6 +33,7 @@ OPEN: Final = "not over at the end of the log"
 NO_VERSION: Final = "version not in the log"
 NO_SLATE: Final = "slate not in the log"
 UNCERTAIN: Final = "uncertain which slate was shown"
+CONTRADICTS: Final = "contradicts its version"
 FALLBACK: Final = "served by the fallback"
 BEYOND: Final = "beyond the share that the journal has of every kind of session"
 

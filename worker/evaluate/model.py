@@ -10,9 +10,9 @@ With f_k the click probability and π_h the target's choice at position h,
 
     Q_h(k) = s_h(k) [ f_k e_k + (1 − f_k) C_{h+1} ]        V_h = Σ_k π_h(k) Q_h(k)
 
-C_{h+1} is the value of the target's plan from the next position on. It is exact for deterministic targets, and if arms
-may repeat. For ε-greedy and random without repeats it ignores that an arm is shown only once. It is then less exact,
-but V_h = E_π[Q_h] holds, which is all that the doubly robust estimator needs.
+C_{h+1} is the value of the target's slate from the next position on: exact for deterministic targets, and the mean over
+the slates drawn from a target that draws. V_h = E_π[Q_h] holds for any C, which is all that the doubly robust estimator
+needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worker.bandit import MODELS
 from worker.bandit.answers import PRIOR_ANSWERS, PRIOR_DISPLAYS, AnswerCounts, AnswerRates
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.click_model import ClickModel, Displays, Observations
@@ -31,25 +30,7 @@ from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported
 
 FOLDS = 5
-WEAK_RIDGE = 0.1  # without an intercept, a prior around even odds would raise the probability of rare clicks
 ROWS = 4096  # sessions per slice of sessions × arms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModelForm:
-    """The kind of click model: its name, whether it has an intercept, and the features of the arms, (K, columns)."""
-
-    name: str
-    intercept: bool = True
-    ridge: float = 1.0
-    features: Floats | None = None
-
-    def prior(self, *, dim: int, arms: int) -> ClickModel:
-        """Return the belief before any data."""
-        ridge = self.ridge if self.intercept else min(self.ridge, WEAK_RIDGE)
-        return MODELS[self.name].prior(
-            dim=dim, arms=arms, ridge=ridge, features=self.features, intercept=self.intercept
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,14 +51,15 @@ class CrossFit:
     """Models by fold, none of them fitted on its own fold, and a model of all sessions, for the error of estimation.
 
     folds : (n,), the fold of each session
-    clicks, expected_clicks : number of clicks, and the number expected by the models
+    chances : (n, H), click probabilities of the recorded slates by the models of their folds
+    clicks : number of clicks that the models were fitted on
     """
 
     folds: Ints
     models: tuple[FittedModel, ...]
     whole: FittedModel
     clicks: int
-    expected_clicks: float = 0.0
+    chances: Floats
 
     def each(self) -> Iterator[tuple[Ints, FittedModel]]:
         """Yield the sessions of each fold and their model."""
@@ -86,56 +68,44 @@ class CrossFit:
 
     def part(self, rows: Bools) -> CrossFit:
         """Return the models of some of the sessions."""
-        return replace(self, folds=self.folds[rows])
+        return replace(self, folds=self.folds[rows], chances=self.chances[rows])
 
 
-def cross_fit(sessions: Sessions, *, model: ModelForm, generator: np.random.Generator) -> CrossFit:
-    """Fit click models of the form `model`; `generator` deals the sessions into folds."""
+def cross_fit(sessions: Sessions, *, prior: ClickModel, generator: np.random.Generator) -> CrossFit:
+    """Fit click models that start from `prior`; `generator` deals the sessions into folds."""
     clicks = int(sessions.clicked.sum())
     if clicks < LEAST_CLICKS:
         raise Unsupported(f"the log has {clicks} clicks, and a click model needs {LEAST_CLICKS}")
     folds = generator.permutation(len(sessions)) % FOLDS
     try:
-        models = tuple(_fitted(sessions.part(folds != fold), model) for fold in range(FOLDS))
-        fit = CrossFit(folds=folds, models=models, whole=_fitted(sessions, model), clicks=clicks)
+        models = tuple(_fitted(sessions.part(folds != fold), prior) for fold in range(FOLDS))
+        whole = _fitted(sessions, prior)
     except EstimationError as error:
         raise Unsupported(f"no click model fits the log: {error}") from None
-    expected = sum(
-        float(fitted.chances(sessions.contexts[rows], sessions.slates[rows])[_seen(sessions)[rows]].sum())
-        for rows, fitted in fit.each()
-    )
-    return replace(fit, expected_clicks=expected)
+    fit = CrossFit(folds=folds, models=models, whole=whole, clicks=clicks, chances=np.zeros(sessions.slates.shape))
+    for rows, model in fit.each():
+        fit.chances[rows] = model.chances(sessions.contexts[rows], sessions.slates[rows])
+    return fit
 
 
-def _seen(sessions: Sessions) -> Bools:
-    return np.asarray(sessions.positions <= sessions.answered[:, None])
-
-
-def _fitted(sessions: Sessions, model: ModelForm) -> FittedModel:
-    arms = sessions.prices.shape[1]
-    prior = model.prior(dim=sessions.contexts.shape[1], arms=arms)
-    rows, positions = np.nonzero(_displayed(sessions))
-    counts = AnswerCounts.none(arms=arms, horizon=sessions.horizon).plus(
+def _fitted(sessions: Sessions, prior: ClickModel) -> FittedModel:
+    rows, positions = np.nonzero(sessions.shown)
+    counts = AnswerCounts.none(arms=sessions.prices.shape[1], horizon=sessions.horizon).plus(
         positions=positions,
         arms=sessions.slates[rows, positions],
-        answered=_seen(sessions)[rows, positions].astype(np.float64),
+        answered=sessions.seen[rows, positions].astype(np.float64),
     )
-    return FittedModel(
-        clicks=prior.fold(_observations(sessions), estimator="laplace").model, counts=counts, rates=counts.rates()
-    )
-
-
-def _displayed(sessions: Sessions) -> Bools:
-    return np.asarray(sessions.reached & (sessions.slates != NO_ARM))
+    clicks = prior.fold(_observations(sessions), estimator="laplace").model
+    return FittedModel(clicks=clicks, counts=counts, rates=counts.rates())
 
 
 def _observations(sessions: Sessions) -> Observations:
-    rows, positions = np.nonzero(_seen(sessions))
+    rows, positions = np.nonzero(sessions.seen)
     return Observations(
         contexts=sessions.contexts,
         sessions=rows,
         arms=sessions.slates[rows, positions],
-        clicked=(sessions.clicked[rows] & (positions + 1 == sessions.displayed[rows])).astype(np.float64),
+        clicked=sessions.clicks[rows, positions].astype(np.float64),
     )
 
 
@@ -203,14 +173,14 @@ def model_error(fit: CrossFit, sessions: Sessions, *, after: int = 0) -> ModelEr
     shown = Displays(contexts=sessions.contexts, sessions=np.nonzero(there)[1], arms=sessions.target_slates[there])
     data = _observations(sessions)
     variance, leverages = model.clicks.leverage(shown, slopes[there], data)
-    surprise = data.clicked - model.chances(sessions.contexts, sessions.slates)[_seen(sessions)]
+    surprise = data.clicked - model.chances(sessions.contexts, sessions.slates)[sessions.seen]
     pulls = np.bincount(data.sessions, surprise * leverages, len(sessions))
     per_answer = answer_leverage(model.counts, model.rates, by_display)
     rates = _rates(model)
     variance += float((per_answer**2 * model.counts.displayed * rates * (1 - rates)).sum())
-    rows, positions = np.nonzero(_displayed(sessions))
+    rows, positions = np.nonzero(sessions.shown)
     cells = positions, sessions.slates[rows, positions]
-    news = _seen(sessions)[rows, positions] - rates[cells]
+    news = sessions.seen[rows, positions] - rates[cells]
     pulls = pulls + np.bincount(rows, news * per_answer[cells], len(sessions))
     return ModelError(variance=float(variance), pulls=np.asarray(pulls, dtype=np.float64))
 
@@ -242,88 +212,36 @@ def baseline(model: FittedModel, sessions: Sessions) -> tuple[Floats, Floats]:
 
     The first, (n, H), is Q_h of the recorded arm; the second, (n, H), is V_h given the recorded arms before.
     """
-    actions, states = zip(*(_baseline(model, sessions.part(rows)) for rows in _slices(len(sessions))), strict=True)
-    return np.concatenate(actions), np.concatenate(states)
-
-
-def _slices(count: int) -> Iterator[Ints]:
-    for start in range(0, max(1, count), ROWS):
-        yield np.arange(start, min(start + ROWS, count))
-
-
-def _baseline(model: FittedModel, sessions: Sessions) -> tuple[Floats, Floats]:
-    target = sessions.target
-    epsilon = target.epsilon[:, None]
-    anything = _uniform_means(model, sessions) if (target.epsilon > 0).any() else _Means.none(sessions)
-    continuation = _continuation(model, sessions, anything)[:, 1:]
-    action = _value(model, sessions, sessions.slates, continuation)
-    plan = target.plan_along(sessions.slates)
-    drawn = anything.earned_along + anything.passed_along * continuation
-    state = (1 - epsilon) * _value(model, sessions, plan, continuation) + epsilon * drawn
+    onward = np.zeros(sessions.slates.shape)
+    for slates in sessions.target_slates:
+        onward += slate_values(model, sessions, slates).values[:, 1:] / len(sessions.target_slates)
+    action = _value(model, sessions, sessions.slates, onward)
+    epsilon = sessions.target.epsilon[:, None]
+    state = (1 - epsilon) * _value(model, sessions, sessions.target.plan_along(sessions.slates), onward)
+    for start in range(0, len(sessions), ROWS) if (epsilon > 0).any() else ():
+        rows = np.arange(start, min(start + ROWS, len(sessions)))
+        state[rows] += epsilon[rows] * _mean_value(model, sessions.part(rows), onward[rows])
     nothing = (sessions.positions > sessions.depth) | (sessions.slates == NO_ARM)
-    action[nothing] = 0.0
-    state[nothing] = 0.0
-    return action, state
+    return np.where(nothing, 0.0, action), np.where(nothing, 0.0, state)
 
 
-def _value(model: FittedModel, sessions: Sessions, slates: Ints, continuation: Floats) -> Floats:
+def _value(model: FittedModel, sessions: Sessions, slates: Ints, onward: Floats) -> Floats:
     """Return Q_h of the arms of slates: (n, H), (n, H) → (n, H)."""
     chances = model.chances(sessions.contexts, slates)
     earned = chances * sessions.price(slates)
-    return np.asarray(model.rates.of_slates(slates) * (earned + (1 - chances) * continuation))
+    return np.asarray(model.rates.of_slates(slates) * (earned + (1 - chances) * onward))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Means:
-    """Means over the eligible arms of s_h(k) f_k e_k (earned) and s_h(k) (1 − f_k) (passed), (n, H) each.
-
-    They are over all arms eligible at first, and over those left along the recorded slates.
-    """
-
-    earned: Floats
-    passed: Floats
-    earned_along: Floats
-    passed_along: Floats
-
-    @classmethod
-    def none(cls, sessions: Sessions) -> _Means:
-        nothing = np.zeros(sessions.slates.shape)
-        return cls(earned=nothing, passed=nothing, earned_along=nothing, passed_along=nothing)
-
-
-def _uniform_means(model: FittedModel, sessions: Sessions) -> _Means:
+def _mean_value(model: FittedModel, sessions: Sessions, onward: Floats) -> Floats:
+    """Return the mean of Q_h over the arms that are eligible after the recorded ones: (n, H) → (n, H)."""
     mask, prices, rates = sessions.can_show(), sessions.prices[sessions.period], _rates(model)
     chances = sigmoid(model.clicks.log_odds(sessions.contexts)) * mask
-    earned, passed = (chances * prices) @ rates.T, (mask - chances) @ rates.T
-    gone_earned, gone_passed = np.zeros(earned.shape), np.zeros(earned.shape)
+    total = (chances * prices) @ rates.T + (mask - chances) @ rates.T * onward
     if not sessions.target.repeats:
-        shown = model.chances(sessions.contexts, sessions.slates)
-        worth = shown * sessions.price(sessions.slates)
+        shown, worth = model.chances(sessions.contexts, sessions.slates), sessions.price(sessions.slates)
         for h in range(1, sessions.horizon):
             before = sessions.slates[:, :h]
             stay = np.where(before == NO_ARM, 0.0, rates[h][before])
-            gone_earned[:, h] = (stay * worth[:, :h]).sum(axis=1)
-            gone_passed[:, h] = (stay * (1 - shown[:, :h])).sum(axis=1)
-    eligible = sessions.eligible
-    return _Means(
-        earned=earned / eligible[:, :1],
-        passed=passed / eligible[:, :1],
-        earned_along=(earned - gone_earned) / eligible,
-        passed_along=(passed - gone_passed) / eligible,
-    )
-
-
-def _continuation(model: FittedModel, sessions: Sessions, anything: _Means) -> Floats:
-    """Return C_h, the value of the target's plan from each position on, for any arms before: (n, H+1)."""
-    target = sessions.target
-    stay = model.rates.of_slates(target.best)
-    chances = model.chances(sessions.contexts, target.best)
-    earned, passed = stay * chances * sessions.price(target.best), stay * (1 - chances)
-    epsilon = target.epsilon
-    values = np.zeros((len(sessions), sessions.horizon + 1))
-    for h in range(sessions.depth - 1, -1, -1):
-        ahead = values[:, h + 1]
-        planned, drawn = earned[:, h] + passed[:, h] * ahead, anything.earned[:, h] + anything.passed[:, h] * ahead
-        values[:, h] = (1 - epsilon) * planned + epsilon * drawn
-        values[(sessions.slates[:, h] == NO_ARM), h] = 0.0
-    return values
+            earned = shown[:, :h] * worth[:, :h]
+            total[:, h] -= (stay * (earned + (1 - shown[:, :h]) * onward[:, h : h + 1])).sum(axis=1)
+    return np.asarray(total / sessions.eligible)

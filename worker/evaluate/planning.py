@@ -6,7 +6,6 @@ version: its slate must be possible, and the propensity of its first decision, i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,22 +14,22 @@ import numpy as np
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.click_model import ClickModel
 from worker.bandit.planning import Masked
 from worker.bandit.policies import EpsilonGreedy, Greedy, Random, policy_named
 from worker.errors import InputError
 from worker.evaluate.logged import LoggedSession
-from worker.evaluate.model import ModelForm
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
 from worker.stream.chance import session_uniforms
 from worker.stream.contexts import Standardisation, stack_packed
-from worker.stream.parameters import Parameters, with_settings
+from worker.stream.parameters import Parameters, first_model
 from worker.stream.settings import Arm, LearningSettings
 
 DRAWS: Final = 8  # slates drawn from a target that draws
-CONTRADICTS: Final = "contradicts its version"
 CLOSE: Final = 1e-9
+WEAK_RIDGE: Final = 0.1  # without an intercept, a prior around even odds would raise the probability of rare clicks
 
 
 @dataclass(slots=True)
@@ -39,18 +38,15 @@ class Assembled:
 
     supported : (n,), whether the rule that served a session supports the target
     warmup : (n,), whether the session came in the warm-up
-    left_out : number of sessions left out, by reason
-    target : settings of the policy evaluated
-    form : the kind of click model that serves
+    contradicting : number of sessions left out because they contradict their version
+    prior : the click model that serves, before any data
     """
 
     sessions: Sessions
     supported: Bools
     warmup: Bools
-    left_out: Counter[str]
-    versions: int
-    target: LearningSettings
-    form: ModelForm
+    contradicting: int
+    prior: ClickModel
 
 
 def assemble(
@@ -63,162 +59,164 @@ def assemble(
 ) -> Assembled:
     """Plan every session as it was served and as the target would serve it."""
     served_by = {number: versions.read(number) for number in sorted(logged)}
-    shape = _Shape.of(served_by)
-    parts = [
-        _part(served, target, sessions, shape, seed)
-        for served, target, sessions in _groups(logged, served_by, estimates, settings)
-    ]
-    fits = np.concatenate([part.fits for part in parts])
+    everything = [session for number in served_by for session in logged[number]]
+    widest, periods = _arms(served_by)
+    sessions = _recorded(everything, served_by, widest, periods)
+    count = len(sessions)
+    warmup, same, horizon = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool), 0
+    drawn: list[tuple[Ints, Ints]] = []
+    for served, target, rows in _groups(everything, served_by, estimates, settings):
+        group, names = sessions.part(rows), [everything[row].session_id for row in rows.tolist()]
+        alone = replace(served, settings=replace(served.settings, warmup=0, random_share=0.0))
+        warmup[rows] = served.folds < served.settings.warmup
+        whole = warmup[rows[0]] or policy_named(served.settings.policy) is Random
+        sessions.served.uniform[rows] = 1.0 if whole else served.settings.random_share
+        same[rows] = alone.settings == target.settings and alone.model is target.model
+        horizon = max(horizon, target.settings.horizon)
+        aim = _Planning(target, group, names)
+        for rule, planning in (sessions.served, _Planning(alone, group, names)), (sessions.target, aim):
+            rule.epsilon[rows] = planning.epsilon
+            best = planning.best()
+            rule.best[rows, : best.shape[1]] = best
+        if (slates := aim.draws(seed)) is not None:
+            drawn.append((rows, slates))
+    # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
+    certain = ~sessions.drawn & (sessions.served.epsilon == 0)
+    sessions.served.best[certain] = sessions.slates[certain]
+    sessions.target.best[same] = sessions.served.best[same]
+    target_slates = np.repeat(sessions.target.best[None], DRAWS if drawn else 1, axis=0)
+    for rows, slates in drawn:
+        target_slates[:, rows, : slates.shape[2]] = slates
+    fits = _fits(sessions, everything)
     if not fits.any():
         raise InputError("every session of the log contradicts the version that served it")
-    sessions = Sessions.joined([part.sessions for part in parts])
-    sessions = replace(sessions, contexts=_common_scale(sessions.contexts, served_by))
+    contexts = _common_scale(sessions.contexts, served_by)
     return Assembled(
-        sessions=sessions.part(fits).cut(max(part.settings.horizon for part in parts)),
-        supported=np.concatenate([part.supported for part in parts])[fits],
-        warmup=np.concatenate([np.full(len(part.fits), part.warmup) for part in parts])[fits],
-        left_out=+Counter({CONTRADICTS: int((~fits).sum())}),
-        versions=len(served_by),
-        target=parts[-1].settings,
-        form=_form(served_by, parts[-1].settings),
+        sessions=replace(sessions, contexts=contexts, target_slates=target_slates).part(fits).cut(horizon),
+        supported=(sessions.served.explores | same)[fits],
+        warmup=warmup[fits],
+        contradicting=int((~fits).sum()),
+        prior=_prior(widest, served_by[max(served_by)].settings, target.settings),
     )
 
 
-def _form(served_by: Mapping[int, Parameters], target: LearningSettings) -> ModelForm:
-    """Return the form of the newest model that served, or that of a target which can tell users apart if it cannot.
-
-    Features are those of the newest version with all arms of the log.
-    """
-    widest = max(served_by.values(), key=lambda version: (len(version.arms), version.version))
-    served = served_by[max(served_by)].settings
-    chosen = served if served.model != AdditiveModel.name else target
-    columns = widest.ad_columns
-    return ModelForm(
-        name=chosen.model,
-        intercept=chosen.intercept,
-        ridge=chosen.ridge,
-        features=columns if columns.shape[1] and len(widest.arms) else None,
-    )
+def _arms(versions: Mapping[int, Parameters]) -> tuple[Parameters, dict[tuple[Arm, ...], int]]:
+    """Return the newest version with all arms of the log, and the periods of constant arms and prices."""
+    widest = max(versions.values(), key=lambda version: (len(version.arms), version.version))
+    names = [arm.arm for arm in widest.arms]
+    periods: dict[tuple[Arm, ...], int] = {}
+    for version in versions.values():
+        if [arm.arm for arm in version.arms] != names[: len(version.arms)]:
+            raise InputError(f"versions {version.version} and {widest.version} have their arms in different orders")
+        if version.settings.repeats != widest.settings.repeats:
+            raise InputError("the versions of the log differ in whether a session may show an arm twice")
+        periods.setdefault(version.arms, len(periods))
+    return widest, periods
 
 
-def _groups(
-    logged: Mapping[int, Sequence[LoggedSession]],
+def _recorded(
+    logged: Sequence[LoggedSession],
     served_by: Mapping[int, Parameters],
-    estimates: Estimates,
-    settings: dict[str, Any],
-) -> Iterator[tuple[Parameters, Parameters, list[LoggedSession]]]:
-    """Yield the sessions of each version that served and each estimate of the target."""
-    for number, served in served_by.items():
-        groups: dict[int, tuple[Parameters, list[LoggedSession]]] = {}
-        for session in logged[number]:
-            estimate = estimates(served, session.arrived_at)
-            groups.setdefault(id(estimate), (estimate, []))[1].append(session)
-        for estimate, sessions in groups.values():
-            yield served, planned_by(estimate, served, settings), sessions
-
-
-@dataclass(slots=True, kw_only=True)
-class _Shape:
-    """The common dimensions of all versions of a log, and the periods of constant arms and prices."""
-
-    arms: int
-    horizon: int
-    repeats: bool
-    periods: dict[tuple[Arm, ...], int]
-
-    @classmethod
-    def of(cls, versions: Mapping[int, Parameters]) -> _Shape:
-        widest = max(versions.values(), key=lambda version: len(version.arms))
-        names = [arm.arm for arm in widest.arms]
-        periods: dict[tuple[Arm, ...], int] = {}
-        for version in versions.values():
-            if [arm.arm for arm in version.arms] != names[: len(version.arms)]:
-                raise InputError(f"versions {version.version} and {widest.version} have their arms in different orders")
-            if version.settings.repeats != widest.settings.repeats:
-                raise InputError("the versions of the log differ in whether a session may show an arm twice")
-            periods.setdefault(version.arms, len(periods))
-        horizon = max(version.settings.horizon for version in versions.values())
-        return cls(arms=len(names), horizon=horizon, repeats=widest.settings.repeats, periods=periods)
-
-    def table(self, field: str) -> Floats:
-        """Return one field of every arm in every period: (g, K)."""
-        table = np.zeros((len(self.periods), max(1, self.arms)))
-        for arms, row in self.periods.items():
-            table[row, : len(arms)] = [getattr(arm, field) for arm in arms]
-        return table
-
-    def wide(self, slates: Ints) -> Ints:
-        """Pad slates to the horizon of the log: (n, h) → (n, H)."""
-        missing = self.horizon - slates.shape[1]
-        return np.pad(slates, ((0, 0), (0, missing)), constant_values=NO_ARM) if missing else slates
-
-
-@dataclass(slots=True, kw_only=True)
-class _Part:
-    """The sessions of one version and one estimate, with the contexts as they were recorded."""
-
-    sessions: Sessions
-    settings: LearningSettings
-    warmup: bool
-    supported: Bools
-    fits: Bools
-
-
-def _part(served: Parameters, target: Parameters, logged: list[LoggedSession], shape: _Shape, seed: int) -> _Part:
-    indices = {arm.arm: index for index, arm in enumerate(served.arms)}
-    contexts = stack_packed([session.opening.context for session in logged], served.settings.dim)
-    excluded = [sorted({indices[arm] for arm in one.opening.exclude if arm in indices}) for one in logged]
-    slates = _slates(logged, indices, shape)
-    names = [session.session_id for session in logged]
-    drawn = np.array([session.opening.mode in ("warmup", "random") for session in logged])
-    alone = with_settings(served, warmup=0, random_share=0.0)
-    warmup = served.folds < served.settings.warmup
-    whole = warmup or policy_named(served.settings.policy) is Random
-    rule = _Planning(alone, shape).rule(contexts, excluded, names, 1.0 if whole else served.settings.random_share)
-    # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
-    planned = np.where((drawn | (rule.epsilon > 0))[:, None], rule.best, slates)
-    rule = replace(rule, best=planned)
-    planning = _Planning(target, shape)
-    aim = planning.rule(contexts, excluded, names, 0.0)
-    same = alone.settings == target.settings and alone.model is target.model
-    if same:
-        aim = replace(aim, best=rule.best)
-    displayed = np.array([session.displayed for session in logged], dtype=np.intp)
-    clicked = np.array([session.clicked for session in logged], dtype=bool)
-    prices, period = shape.table("reward"), shape.periods[served.arms]
-    last = slates[np.arange(len(slates)), np.maximum(displayed - 1, 0)]
-    sessions = Sessions(
-        contexts=contexts,
+    widest: Parameters,
+    periods: Mapping[tuple[Arm, ...], int],
+) -> Sessions:
+    """Return the sessions as they were recorded; `assemble` fills in the rules."""
+    count, horizon = len(logged), max(version.settings.horizon for version in served_by.values())
+    index = widest.indices
+    slates = _padded([[index.get(arm, NO_ARM) for arm in one.opening.slate[:horizon]] for one in logged], horizon)
+    excluded = [sorted({index[arm] for arm in one.opening.exclude if arm in index}) for one in logged]
+    prices, active = np.zeros((2, len(periods), max(1, len(index))))
+    for arms, row in periods.items():
+        prices[row, : len(arms)] = [arm.reward for arm in arms]
+        active[row, : len(arms)] = [arm.active for arm in arms]
+    period = np.array([periods[served_by[one.opening.version].arms] for one in logged])
+    displayed = np.array([one.displayed for one in logged], dtype=np.intp)
+    clicked = np.array([one.clicked for one in logged], dtype=bool)
+    last = slates[np.arange(count), np.maximum(displayed - 1, 0)]
+    served, target = (
+        Rule(
+            best=np.full((count, horizon), NO_ARM, dtype=np.intp),
+            epsilon=np.zeros(count),
+            uniform=np.zeros(count),
+            repeats=widest.settings.repeats,
+        )
+        for _ in range(2)
+    )
+    return Sessions(
+        contexts=stack_packed([one.opening.context for one in logged], widest.settings.dim),
         slates=slates,
         displayed=displayed,
-        answered=np.array([session.answered for session in logged], dtype=np.intp),
+        answered=np.array([one.answered for one in logged], dtype=np.intp),
         clicked=clicked,
         earned=np.where(clicked, prices[period, last], 0.0),
         prices=prices,
-        active=shape.table("active").astype(bool),
-        period=np.full(len(logged), period),
-        excluded=tuple(map(tuple, excluded)),
-        served=rule,
-        target=aim,
-        target_slates=planning.draws(aim, contexts, excluded, names, seed),
-        drawn=drawn,
-        depth=shape.horizon,
-    )
-    return _Part(
-        sessions=sessions,
-        settings=target.settings,
-        warmup=warmup,
-        supported=rule.explores | same,
-        fits=_fits(sessions, logged),
+        active=active.astype(bool),
+        period=period,
+        excluded=_padded(excluded, max(map(len, excluded))),
+        served=served,
+        target=target,
+        target_slates=target.best[None],
+        drawn=np.array([one.opening.mode in ("warmup", "random") for one in logged]),
+        depth=horizon,
     )
 
 
-def _slates(sessions: Sequence[LoggedSession], indices: Mapping[str, int], shape: _Shape) -> Ints:
-    slates = np.full((len(sessions), shape.horizon), NO_ARM, dtype=np.intp)
-    for row, session in enumerate(sessions):
-        arms = [indices.get(arm, NO_ARM) for arm in session.opening.slate[: shape.horizon]]
-        slates[row, : len(arms)] = arms
-    return slates
+def _padded(rows: Sequence[Sequence[int]], width: int) -> Ints:
+    """Return rows of arms as an array, filled up with NO_ARM."""
+    table = np.full((len(rows), width), NO_ARM, dtype=np.intp)
+    for row, arms in enumerate(rows):
+        table[row, : len(arms)] = arms
+    return table
+
+
+def _groups(
+    logged: Sequence[LoggedSession],
+    served_by: Mapping[int, Parameters],
+    estimates: Estimates,
+    settings: dict[str, Any],
+) -> Iterator[tuple[Parameters, Parameters, Ints]]:
+    """Yield the versions that served, each with the estimates of the target and the rows of their sessions."""
+    groups: dict[tuple[int, int], tuple[Parameters, Parameters, list[int]]] = {}
+    for row, session in enumerate(logged):
+        served = served_by[session.opening.version]
+        estimate = estimates(served, session.arrived_at)
+        groups.setdefault((served.version, id(estimate)), (served, estimate, []))[2].append(row)
+    for served, estimate, rows in groups.values():
+        yield served, planned_by(estimate, served, settings), np.array(rows)
+
+
+class _Planning:
+    """Plan some sessions, with these ids, under the policy of one version."""
+
+    def __init__(self, parameters: Parameters, sessions: Sessions, names: list[str]) -> None:
+        self._parameters, self._names = parameters, names
+        self._contexts = parameters.prepared(sessions.contexts)
+        self._planner, self._policy = parameters.planner(), parameters.policy()
+        #: Probability of any eligible arm at a position.
+        self.epsilon = {Random: 1.0, EpsilonGreedy: parameters.settings.epsilon}.get(type(self._policy), 0.0)
+        known = (sessions.excluded != NO_ARM) & (sessions.excluded < len(parameters.arms))
+        excluded = [arms[there].tolist() for arms, there in zip(sessions.excluded, known, strict=True)]
+        self._masked: Masked | None = None if self._planner is None else self._planner.masked(excluded)
+
+    def best(self) -> Ints:
+        """Return the plans without chance: (n, h); nothing for a policy that only draws."""
+        settings = self._parameters.settings
+        if self._planner is None or self.epsilon == 1:
+            return np.empty((len(self._names), 0), dtype=np.intp)
+        policy = Greedy() if self.epsilon else self._policy
+        # Ties with a threshold are broken by the session, as in serving.
+        chance = session_uniforms(settings.salt, self._names, settings.horizon) if policy.needs_chance else None
+        return policy.slates(self._planner, self._contexts, self._masked, chance).arms
+
+    def draws(self, seed: int) -> Ints | None:
+        """Draw slates of a policy that draws: (r, n, h), independent of the draws that served the sessions."""
+        if self._planner is None or not self.epsilon:
+            return None
+        drawn = []
+        for number in range(DRAWS):
+            uniforms = session_uniforms(f"evaluate {seed} {number}", self._names, self._parameters.settings.horizon)
+            drawn.append(self._policy.slates(self._planner, self._contexts, self._masked, uniforms).arms)
+        return np.stack(drawn)
 
 
 def _fits(sessions: Sessions, logged: Sequence[LoggedSession]) -> Bools:
@@ -230,10 +228,18 @@ def _fits(sessions: Sessions, logged: Sequence[LoggedSession]) -> Bools:
     fits &= (slates != NO_ARM).sum(axis=1) == [len(session.opening.slate) for session in logged]
     fits &= ~sessions.drawn | (sessions.served.uniform > 0)
     fits &= (sessions.active[sessions.period[:, None], slates] | (slates == NO_ARM)).all(axis=1)
-    for row, arms in enumerate(sessions.excluded):
-        if arms and np.isin(slates[row], arms).any():
-            fits[row] = False
-    return np.asarray(fits)
+    excluded = (slates[:, :, None] == sessions.excluded[:, None, :]) & (slates != NO_ARM)[:, :, None]
+    return np.asarray(fits & ~excluded.any(axis=(1, 2)))
+
+
+def _prior(widest: Parameters, served: LearningSettings, target: LearningSettings) -> ClickModel:
+    """Return the prior of the newest model that served, or that of a target which can tell users apart if it cannot.
+
+    Features are those of the newest version with all arms of the log.
+    """
+    chosen = served if served.model != AdditiveModel.name else target
+    ridge = chosen.ridge if chosen.intercept else min(chosen.ridge, WEAK_RIDGE)
+    return first_model(replace(chosen, features=widest.settings.features, ridge=ridge), widest.arms)
 
 
 def _common_scale(contexts: Floats, served_by: Mapping[int, Parameters]) -> Floats:
@@ -248,48 +254,3 @@ def _common_scale(contexts: Floats, served_by: Mapping[int, Parameters]) -> Floa
         numbers = features.number_columns if features is not None and features.context else None
         return Standardisation.estimate(contexts, numbers).apply(contexts)
     return (known[-1] if known else newest).prepared(contexts)
-
-
-class _Planning:
-    """Plan slates under the policy of one version."""
-
-    def __init__(self, parameters: Parameters, shape: _Shape) -> None:
-        self._parameters, self._shape = parameters, shape
-        self._planner = parameters.planner()
-        self._policy = parameters.policy()
-
-    def rule(self, contexts: Floats, excluded: Sequence[Sequence[int]], names: list[str], uniform: float) -> Rule:
-        """Return the rule of the policy for some contexts of the sessions `names`."""
-        count, settings = len(contexts), self._parameters.settings
-        epsilon = {Random: 1.0, EpsilonGreedy: settings.epsilon}.get(type(self._policy), 0.0)
-        if self._planner is None or epsilon == 1:
-            best = np.full((count, settings.horizon), NO_ARM, dtype=np.intp)
-        else:
-            policy = Greedy() if epsilon else self._policy
-            prepared, masked = self._parameters.prepared(contexts), self._masked(excluded)
-            # Ties with a threshold are broken by the session, as in serving.
-            chance = session_uniforms(settings.salt, names, settings.horizon) if policy.needs_chance else None
-            best = policy.slates(self._planner, prepared, masked, chance).arms
-        return Rule(
-            best=self._shape.wide(best),
-            epsilon=np.full(count, epsilon),
-            uniform=np.full(count, uniform),
-            repeats=self._shape.repeats,
-        )
-
-    def draws(
-        self, rule: Rule, contexts: Floats, excluded: Sequence[Sequence[int]], names: list[str], seed: int
-    ) -> Ints:
-        """Draw slates of the policy: (r, n, H), independent of the draws that served the sessions."""
-        if self._planner is None or not (rule.epsilon > 0).any():
-            return rule.best[None]
-        horizon = self._parameters.settings.horizon
-        contexts, masked = self._parameters.prepared(contexts), self._masked(excluded)
-        drawn = []
-        for number in range(DRAWS):
-            uniforms = session_uniforms(f"evaluate {seed} {number}", names, horizon)
-            drawn.append(self._shape.wide(self._policy.slates(self._planner, contexts, masked, uniforms).arms))
-        return np.stack(drawn)
-
-    def _masked(self, excluded: Sequence[Sequence[int]]) -> Masked | None:
-        return None if self._planner is None else self._planner.masked(excluded)

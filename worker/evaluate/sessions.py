@@ -11,9 +11,8 @@ with E_j the number of arms eligible at position j. Deterministic policies have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,17 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints
 Bools = NDArray[np.bool_]
 
 #: The arrays of `Sessions` with one row per session.
-_PER_SESSION: Final = ("contexts", "slates", "displayed", "answered", "clicked", "earned", "period", "drawn")
+_PER_SESSION: Final = (
+    "contexts",
+    "slates",
+    "displayed",
+    "answered",
+    "clicked",
+    "earned",
+    "period",
+    "excluded",
+    "drawn",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,13 +94,9 @@ class Rule:
         """Return the rule for some of the sessions."""
         return replace(self, best=self.best[rows], epsilon=self.epsilon[rows], uniform=self.uniform[rows])
 
-    @classmethod
-    def joined(cls, rules: Sequence[Rule]) -> Rule:
-        """Return the rule for the sessions of all parts."""
-        best, epsilon, uniform = (
-            np.concatenate([getattr(rule, name) for rule in rules]) for name in ("best", "epsilon", "uniform")
-        )
-        return cls(best=best, epsilon=epsilon, uniform=uniform, repeats=rules[0].repeats)
+    def uniformly(self) -> Rule:
+        """Return the rule of sessions that are all drawn uniformly."""
+        return replace(self, epsilon=np.zeros(len(self.best)), uniform=np.ones(len(self.best)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,7 +115,7 @@ class Sessions:
     prices : (g, K), revenue of each arm in each period of constant prices and arms
     active : (g, K), whether each arm was active in that period
     period : (n,), the row of `prices` and `active` of each session
-    excluded : the excluded arms of each session; empty if no session excludes any
+    excluded : (n, m), the excluded arms of each session, each once, filled up with NO_ARM
     served, target : the rule that served, and the rule of the target
     target_slates : (r, n, H), slates drawn from the target; r = 1 if it is deterministic
     drawn : (n,), whether the whole session was drawn uniformly
@@ -126,7 +131,7 @@ class Sessions:
     prices: Floats
     active: Bools
     period: Ints
-    excluded: tuple[tuple[int, ...], ...]
+    excluded: Ints
     served: Rule
     target: Rule
     target_slates: Ints
@@ -157,10 +162,24 @@ class Sessions:
         return np.asarray(self.positions < self.displayed[:, None])
 
     @property
+    def shown(self) -> Bools:
+        """Whether an arm was displayed at a position: (n, H)."""
+        return np.asarray(self.reached & (self.slates != NO_ARM))
+
+    @property
+    def seen(self) -> Bools:
+        """Whether a display was answered: (n, H)."""
+        return np.asarray(self.positions <= self.answered[:, None])
+
+    @property
+    def clicks(self) -> Bools:
+        """Whether a display was clicked: (n, H)."""
+        return np.asarray(self.clicked[:, None] & (self.positions == self.displayed[:, None]))
+
+    @property
     def rewards(self) -> Floats:
         """The revenue of each display: (n, H), zero except at the click."""
-        at_click = self.clicked[:, None] & (self.positions == self.displayed[:, None])
-        return np.where(at_click, self.price(self.slates), 0.0)
+        return np.where(self.clicks, self.price(self.slates), 0.0)
 
     def price(self, slates: Ints) -> Floats:
         """Return the revenue of a click on each arm: (n, H) → (n, H)."""
@@ -168,49 +187,34 @@ class Sessions:
 
     def can_show(self) -> Bools:
         """Return whether each arm is eligible at the first position: (n, K)."""
-        mask = self.active[self.period].copy()
-        for row, arms in enumerate(self.excluded):
-            if arms:
-                mask[row, list(arms)] = False
+        mask = self.active[self.period]
+        rows, columns = np.nonzero(self.excluded != NO_ARM)
+        mask[rows, self.excluded[rows, columns]] = False
         return mask
 
     @property
     def eligible(self) -> Ints:
         """The number of eligible arms at each position, at least 1: (n, H)."""
-        left = self.active.sum(axis=1)[self.period]
-        for row, arms in enumerate(self.excluded):
-            if arms:
-                left[row] -= int(self.active[self.period[row], list(set(arms))].sum())
-        gone = np.zeros_like(self.positions) if self.served.repeats else self.positions - 1
-        return np.asarray(np.maximum(left[:, None] - gone, 1))
+        gone = self.active[self.period[:, None], self.excluded] & (self.excluded != NO_ARM)
+        left = self.active.sum(axis=1)[self.period] - gone.sum(axis=1)
+        shown = np.zeros_like(self.positions) if self.served.repeats else self.positions - 1
+        return np.asarray(np.maximum(left[:, None] - shown, 1))
 
     def part(self, rows: Bools | Ints) -> Sessions:
         """Return some of the sessions."""
-        chosen = np.arange(len(self))[rows].tolist()
         return replace(
             self,
             **{name: getattr(self, name)[rows] for name in _PER_SESSION},
-            excluded=tuple(self.excluded[row] for row in chosen) if self.excluded else (),
             served=self.served.part(rows),
             target=self.target.part(rows),
             target_slates=self.target_slates[:, rows],
         )
 
-    @classmethod
-    def joined(cls, parts: Sequence[Sessions]) -> Sessions:
-        """Return the sessions of all parts, which have the same periods and the same depth."""
-        excluded = tuple(arms for part in parts for arms in part.excluded or ((),) * len(part))
-        draws = max(len(part.target_slates) for part in parts)
-        drawn = [np.resize(part.target_slates, (draws, *part.target_slates.shape[1:])) for part in parts]
-        rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _PER_SESSION}
-        return replace(
-            parts[0],
-            **rows,
-            excluded=excluded if any(excluded) else (),
-            served=Rule.joined([part.served for part in parts]),
-            target=Rule.joined([part.target for part in parts]),
-            target_slates=np.concatenate(drawn, axis=1),
-        )
+    def with_one_target_slate(self) -> Sessions:
+        """Return the sessions with a deterministic target: the first slate drawn from it for each."""
+        slates, nothing = self.target_slates[0], np.zeros(len(self))
+        target = replace(self.target, best=slates, epsilon=nothing, uniform=nothing)
+        return replace(self, target=target, target_slates=slates[None])
 
     def cut(self, depth: int) -> Sessions:
         """Return the sessions as if they had ended after `depth` positions; plans stay as they are."""

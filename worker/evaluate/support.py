@@ -103,8 +103,8 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     eligible = sessions.eligible
     weights = sessions.target.chances(sessions.slates, eligible) / served.chances(sessions.slates, eligible)
     whole = Support(sessions=sessions, weights=weights, counts=counts, effective=(), clicks=(), beyond=0.0)
-    reach, squares = reaching(whole), _squares(whole, served)
-    total = float(counts.sum())
+    reach, total = reaching(whole), float(counts.sum())
+    squares = (counts[:, None] ** 2 * expected_weights(sessions, served)).sum(axis=0)[: sessions.depth]
     effective = [share * total**2 / square for share, square in zip(reach, squares.tolist(), strict=False)]
     clicks = _effective_clicks(whole, squares)
     depth = next((h for h, number in enumerate(effective) if number < LEAST_SESSIONS), sessions.depth)
@@ -150,22 +150,20 @@ def reaching(support: Support) -> list[float]:
     return [1.0, *shares[: sessions.depth].tolist()]
 
 
-def _squares(support: Support, served: Rule) -> Floats:
-    """Return Σ_i E[W_h²] for each position: (depth,).
+def expected_weights(sessions: Sessions, served: Rule) -> Floats:
+    """Return E[W_h²] of each session: (n, H).
 
     Kish's count (Σ W)² / Σ W² of the observed weights ignores slates of the target that the log, by chance, does not
     have. A criterion based on it would prefer the logs that lack the heavy weights. So support is judged by the
     expected squares, which do not depend on the draws: E_served[W_h²] = E_target[W_h], the mean over slates drawn from
     the target.
     """
-    sessions, counts = support.sessions, support.counts
     eligible = sessions.eligible
-    square = np.zeros(sessions.horizon)
+    total = np.zeros(sessions.slates.shape)
     with np.errstate(divide="ignore"):  # a slate that could not be served has infinite weight
         for slates in sessions.target_slates:
-            ratio = sessions.target.chances(slates, eligible) / served.chances(slates, eligible)
-            square += (counts[:, None] ** 2 * ratio).sum(axis=0) / len(sessions.target_slates)
-    return square[: sessions.depth]
+            total += sessions.target.chances(slates, eligible) / served.chances(slates, eligible)
+    return np.asarray(total / len(sessions.target_slates))
 
 
 def _effective_clicks(support: Support, squares: Floats) -> list[float]:
@@ -225,7 +223,11 @@ def sufficient(sessions: Sessions, *, first_position: bool, drawn_only: bool) ->
     least = np.maximum(LEAST_SESSIONS / reach, LEAST_CLICKS / clicks) * MARGIN
 
     def needed(share: float) -> float:
-        return float((least * _weights(sessions, share, drawn_only=drawn_only)[:depth]).max())
+        if drawn_only:
+            weights = expected_weights(sessions.with_one_target_slate(), sessions.served.uniformly()) / share
+        else:
+            weights = expected_weights(sessions, replace(sessions.served, uniform=np.full(len(sessions), share)))
+        return float((least * weights.mean(axis=0)[:depth]).max())
 
     present = float(sessions.served.uniform.mean())
     by_share = {share: needed(share) for share in SHARES}
@@ -237,21 +239,6 @@ def sufficient(sessions: Sessions, *, first_position: bool, drawn_only: bool) ->
         sessions=needed(present) if present > 0 else None,
         best=(_up(best), by_share[best]),
     )
-
-
-def _weights(sessions: Sessions, share: float, *, drawn_only: bool) -> Floats:
-    """Return w_h at a random_share: (H,)."""
-    served = replace(sessions.served, uniform=np.full(len(sessions), 1.0 if drawn_only else share))
-    if drawn_only:
-        served = replace(served, epsilon=np.zeros(len(sessions)))
-    eligible = sessions.eligible
-    total = np.zeros(sessions.horizon)
-    for slates in sessions.target_slates:
-        ratio = sessions.target.chances(slates, eligible) / served.chances(slates, eligible)
-        if drawn_only:  # replay draws one slate of the target for each session
-            ratio = 1 / served.chances(slates, eligible)
-        total += ratio.mean(axis=0) / len(sessions.target_slates)
-    return np.asarray(total / share if drawn_only else total)
 
 
 def _depth(sessions: Sessions) -> int:

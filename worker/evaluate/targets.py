@@ -17,8 +17,7 @@ The target has no warm-up and no `random_share`: the policy alone is evaluated.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
@@ -26,6 +25,7 @@ from typing import Any, TypeAlias
 from worker.bandit.policies import policy_named
 from worker.errors import FailedError, InputError
 from worker.logs.ordered import OrderedLog
+from worker.logs.versions import in_force
 from worker.stream.catalogue import align, align_answers, under
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
@@ -58,7 +58,9 @@ def find_estimates(log: OrderedLog, change: Change) -> tuple[Estimates, str]:
         return (lambda served, time: given), f"version {given.version} of the file, for every session"
     if _needs_folding(log, change):
         versions = fold_again(log, change.settings)
-        return _in_force(versions), f"folded again from the journal, {len(versions)} versions"
+        at = in_force({number: version.effective_at for number, version in versions.items()})
+        origin = f"folded again from the journal, {len(versions)} versions"
+        return (lambda served, time: versions[at(time) or 0]), origin
     return (lambda served, time: served), "as served"
 
 
@@ -101,7 +103,7 @@ def _gives_other_versions(recorded: LearningSettings, changes: dict[str, Any]) -
     return changed.beta == "theory" and recorded.beta != "theory"
 
 
-def fold_again(log: OrderedLog, settings: dict[str, Any]) -> list[Parameters]:
+def fold_again(log: OrderedLog, settings: dict[str, Any]) -> dict[int, Parameters]:
     """Fold the journal of a log from version 0 under changed settings; raise `FailedError` if it is not complete."""
     zero = log.versions.known.get(0)
     if zero is None:
@@ -119,14 +121,4 @@ def fold_again(log: OrderedLog, settings: dict[str, Any]) -> list[Parameters]:
             expected += 1
         for made in learner.handle(chunk).versions:
             versions.setdefault(made.version, made)
-    return [versions[number] for number in sorted(versions)]
-
-
-def _in_force(versions: Sequence[Parameters]) -> Estimates:
-    # `effective_at` does not always rise with the version, so the newest so far is kept beside each.
-    ordered = sorted(versions, key=lambda version: (version.effective_at, version.version))
-    starts = [version.effective_at for version in ordered]
-    newest: list[Parameters] = []
-    for version in ordered:
-        newest.append(max(version, newest[-1], key=lambda known: known.version) if newest else version)
-    return lambda served, time: newest[max(bisect_right(starts, time) - 1, 0)]
+    return versions

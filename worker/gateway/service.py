@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +23,17 @@ import orjson
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
-from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
-from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.http.service import (
+    Answer,
+    ArriveRequest,
+    FeedbackRequest,
+    UnavailableError,
+    fallback_answer,
+    judged_arrival,
+)
+from worker.runtime.clock import wall_clock
+from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
-from worker.stream.features import context_encoder
-from worker.stream.session import Session
 from worker.stream.slates import SlatePlanner
 
 FALLBACK_SHOWN = (
@@ -37,15 +42,11 @@ FALLBACK_SHOWN = (
 )
 
 
-def _now() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class KafkaAdService:
     """Answers requests through the workers; `clock` gives milliseconds since the epoch."""
 
     def __init__(
-        self, exchange: Exchange, model: PublishedModel, limits: Limits, *, clock: Callable[[], int] = _now
+        self, exchange: Exchange, model: PublishedModel, limits: Limits, *, clock: Callable[[], int] = wall_clock
     ) -> None:
         self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
 
@@ -60,27 +61,12 @@ class KafkaAdService:
     async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
         """Open a session, or find it."""
         planner, now = self._planner(), self._clock()
-        settings = planner.parameters.settings
         record = request.record(now)
-        arrival = decode_arrival(
-            record,
-            limits=self._limits,
-            dim=settings.dim,
-            timestamp=now,
-            grace=settings.grace,
-            encoder=context_encoder(settings.features),
-            standardise=settings.standardise,
-        )
+        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits)
         key = arrival.session_id.encode()
         same = orjson.dumps((arrival.context, arrival.exclude))
         known = await self._exchange.arrive(Keyed("arrivals", key, record), same, deadline)
-        return self._fallback(planner, arrival) if known is None else self._current(key, known)
-
-    def _fallback(self, planner: SlatePlanner, arrival: Arrival) -> Answer:
-        slate = planner.fallback(arrival)
-        version = planner.parameters.version
-        session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
-        return Answer(arrival.session_id, orjson.dumps(session.decision(arrival.session_id, None)), fallback=True)
+        return fallback_answer(planner, arrival) if known is None else self._current(key, known)
 
     # ── feedback ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -111,7 +97,7 @@ class KafkaAdService:
         if known is not None:
             return Answer(feedback.session_id, _from_slate(known, feedback.position + 1))
         arrival = Arrival(session_id=feedback.session_id, occurred_at=feedback.occurred_at, context=())
-        return self._fallback(planner, arrival)
+        return fallback_answer(planner, arrival)
 
     def _judged(
         self, request: FeedbackRequest, decision: Decision | None, planner: SlatePlanner

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from aiohttp import web
 
 from worker.http.application import KEY, problem_in
-from worker.http.connections import HEADERS, ConnectionLimits, HttpConnection
-from worker.http.keys import ApiKeys, SessionQuota
+from worker.http.connections import HEADERS, HttpConnection
 from worker.http.metrics import HttpMetrics
 from worker.http.problems import ProblemError, problem_of
 from worker.http.requests import read_arrive, read_batch, read_feedback, session_in_path
 from worker.http.service import AdService, Answer, UnavailableError, UnknownSessionError
+from worker.http.settings import HttpSettings, SessionQuota
 from worker.stream.decoding import Rejected
 
-#: A batch may be so many times as large as a single request.
+#: The largest batch, in bodies of the largest single request.
 BATCH_SIZE: Final = 16
 
 _JSON: Final = {**HEADERS, "Content-Type": "application/json"}
@@ -26,30 +25,16 @@ _JSON: Final = {**HEADERS, "Content-Type": "application/json"}
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSettings:
-    """The settings of the interface; `deadline` in seconds.
-
-    Without keys, whoever can connect may send requests, for this machine, an IP address, or one of `allowed_hosts`.
-    """
-
-    deadline: float = 0.05
-    keys: ApiKeys | None = None
-    max_sessions_per_key: int | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-
-
 class HttpApi:
     """Answers requests with what a service decides."""
 
-    def __init__(self, service: AdService, settings: ApiSettings, metrics: HttpMetrics) -> None:
+    def __init__(self, service: AdService, settings: HttpSettings, metrics: HttpMetrics) -> None:
         self._service = service
         self._deadline = settings.deadline
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._quota = SessionQuota(settings.max_sessions_per_key, self._loop.time)
-        self._most = settings.connections.max_body_bytes
+        self._most = settings.max_body_bytes
 
     def add_to(self, app: web.Application) -> None:
         """Add the routes to an application."""

@@ -5,7 +5,7 @@ Rules that hold in this file:
 - Every request is answered. What is the client's mistake is answered 4xx, with problem details.
 - Nothing is logged of a request: it may carry keys, tokens and contexts.
 - With keys, everything needs one but the pages in `open_pages`. Without keys, a request names this machine, an address,
-  or a name that the operator allows. So no website can reach the server through a name of its own (DNS rebinding).
+  or a name that the operator allows. So no website can reach the server through its own name (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 from aiohttp import HttpVersion11, web
 
 from worker.http.connections import HEADERS, HttpConnection, problem_response
-from worker.http.keys import ApiKeys
 from worker.http.metrics import ROUTES, HttpMetrics
 from worker.http.pages import Page, Route
 from worker.http.problems import ProblemError
 from worker.http.service import UnavailableError, UnknownSessionError
+from worker.http.settings import ApiKeys
 from worker.stream.decoding import Rejected
 
 log = logging.getLogger(__name__)

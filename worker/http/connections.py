@@ -19,13 +19,13 @@ import logging
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
 
 from worker.errors import FailedError
 from worker.http.problems import CONTENT_TYPE, ProblemError, problem_of
+from worker.http.settings import HttpSettings
 from worker.stream.decoding import Rejected
 
 log = logging.getLogger(__name__)
@@ -39,16 +39,6 @@ END_TIMEOUT: Final = 0.5
 
 _LINGER: Final = 1.0  # seconds for which the rest of a rejected body is read, so that the client sees the answer
 _RESERVED_FILES: Final = 128  # file descriptors for everything but connections
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """Limits on connections; times are in seconds. `max_body_bytes` is for single requests."""
-
-    max_connections: int = 10_000
-    max_body_bytes: int = 65_536
-    request_timeout: float = 10.0
-    idle_timeout: float = 300.0
 
 
 class HttpConnection(web.RequestHandler):
@@ -146,10 +136,10 @@ def problem_response(error: Rejected | ProblemError) -> web.Response:
 class Connections:
     """The open connections of a server."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, settings: HttpSettings) -> None:
         self.loop = asyncio.get_running_loop()
-        self.patience = limits.request_timeout
-        self._most = _that_fit(limits.max_connections)
+        self.patience = settings.request_timeout
+        self._most = _that_fit(settings.max_connections)
         self._by_use: dict[HttpConnection, None] = {}  # the one whose last answer is oldest first
 
     def __len__(self) -> int:
@@ -183,10 +173,8 @@ class Connections:
 
 
 @asynccontextmanager
-async def listening(
-    app: web.Application, connections: Connections, limits: ConnectionLimits, *, host: str, port: int
-) -> AsyncIterator[int]:
-    """Serve an application while the context is open; yield the port. At the end, requests are still answered.
+async def listening(app: web.Application, connections: Connections, settings: HttpSettings) -> AsyncIterator[str]:
+    """Serve an application while the context is open; yield the URL. At the end, requests are still answered.
 
     Raises `FailedError` if the port cannot be used.
     """
@@ -196,9 +184,10 @@ async def listening(
     options = {
         "access_log": None,
         "auto_decompress": False,
-        "keepalive_timeout": limits.idle_timeout,
+        "keepalive_timeout": settings.idle_timeout,
         "lingering_time": _LINGER,
     }
+    host, port = settings.host, settings.port
     sweeping = asyncio.create_task(connections.cut_slow_clients())
     try:
         server = runner.server
@@ -210,7 +199,8 @@ async def listening(
             reason = getattr(error, "strerror", None) or error
             raise FailedError(f"cannot listen on {host}:{port}: {reason}; choose another port, or 0 for any") from None
         try:
-            yield int(listener.sockets[0].getsockname()[1])
+            bound = listener.sockets[0].getsockname()[1]
+            yield f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
         finally:
             listener.close()
     finally:

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sized
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from worker.http.problems import PROBLEMS
 from worker.metrics import Histogram, MetricSpec
+from worker.metrics.exposition import family
 from worker.metrics.history import DURATION_BOUNDS
 
 #: The routes by which requests are counted; `other` has everything that needs no key.
@@ -49,12 +50,7 @@ class HttpMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Return the series for Prometheus."""
-        requests = CounterMetricFamily(REQUESTS.name, REQUESTS.help, labels=("route", "status"))
-        for (route, status), count in sorted(self.requests.items()):
-            requests.add_metric((route, str(status)), count)
-        durations = HistogramMetricFamily(DURATIONS.name, DURATIONS.help)
-        durations.add_metric((), self.durations.buckets(), self.durations.sum)
-        yield requests
-        yield CounterMetricFamily(FALLBACKS.name, FALLBACKS.help, value=self.fallbacks)
-        yield durations
-        yield GaugeMetricFamily(CONNECTIONS.name, CONNECTIONS.help, value=len(self._connections))
+        yield family(REQUESTS, {(route, str(status)): n for (route, status), n in sorted(self.requests.items())})
+        yield family(FALLBACKS, {(): self.fallbacks})
+        yield family(DURATIONS, {(): self.durations})
+        yield family(CONNECTIONS, {(): len(self._connections)})

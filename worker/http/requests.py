@@ -14,7 +14,7 @@ from uuid import uuid4
 from msgspec import Raw, Struct
 
 from worker.http.service import ArriveRequest, FeedbackRequest
-from worker.stream.decoding import Rejected, reader_of
+from worker.stream.decoding import Reader, Rejected
 
 #: Most requests in a batch.
 MOST_BATCH: Final = 1_000
@@ -43,31 +43,27 @@ class _Batch(Struct):
     requests: list[Raw]
 
 
-_read_arrive: Final = reader_of(_Arrive)
-_read_feedback: Final = reader_of(_Feedback)
-_read_batch: Final = reader_of(_Batch)
+_read_arrive: Final = Reader[_Arrive](_Arrive)
+_read_feedback: Final = Reader[_Feedback](_Feedback)
+_read_batch: Final = Reader[_Batch](_Batch)
 
 
 def read_arrive(body: bytes, most: int) -> ArriveRequest:
-    """Read the body of an arrival of at most so many bytes; one without a session id gets a new one."""
+    """Read the body of an arrival, of at most `most` bytes; one without a session id gets a new one."""
     given = _read_arrive(body, most)
     session_id = uuid4().hex if given.session_id is None else given.session_id
     return ArriveRequest(session_id, bytes(given.context), bytes(given.exclude), _time(given.occurred_at))
 
 
 def read_feedback(body: bytes, most: int, session_id: str | None = None) -> FeedbackRequest:
-    """Read the body of feedback of at most so many bytes; `session_id` is that of the path, if it has one."""
+    """Read the body of feedback, of at most `most` bytes; `session_id` is that of the path, if it has one."""
     given = _read_feedback(body, most)
     session_id = given.session_id if session_id is None else session_id
     if session_id is None:
         raise Rejected("invalid", "Object missing required field `session_id`")
-    position, arm, clicked, token = map(bytes, (given.position, given.arm, given.clicked, given.token))
-    if position and arm and clicked and not token:  # nearly all
-        members = b',"position":%b,"arm":%b,"clicked":%b' % (position, arm, clicked)
-    else:
-        named = (b"position", position), (b"arm", arm), (b"clicked", clicked), (b"token", token)
-        members = b"".join(b',"%b":%b' % one for one in named if one[1])
-    return FeedbackRequest(session_id, members, _time(given.occurred_at))
+    members = (b"position", given.position), (b"arm", given.arm), (b"clicked", given.clicked), (b"token", given.token)
+    sent = b"".join(b',"%b":%b' % (name, bytes(raw)) for name, raw in members if bytes(raw))
+    return FeedbackRequest(session_id, sent, _time(given.occurred_at))
 
 
 def read_batch(body: bytes, most: int, read: Callable[[bytes, int], _T], each: int) -> list[_T | Rejected]:

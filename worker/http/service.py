@@ -18,6 +18,13 @@ from typing import Literal, NamedTuple, Protocol
 import orjson
 
 from worker.errors import AdcascadeError
+from worker.stream.decoding import Limits, decode_arrival
+from worker.stream.encoding import encode_decision
+from worker.stream.events import Arrival
+from worker.stream.features import context_encoder
+from worker.stream.session import Session
+from worker.stream.settings import LearningSettings
+from worker.stream.slates import SlatePlanner
 
 #: How a session ended; `expired`: its time for feedback is over.
 Ended = Literal["clicked", "exhausted", "expired", "empty"]
@@ -44,7 +51,7 @@ class ArriveRequest(NamedTuple):
     occurred_at: bytes = b""
 
     def record(self, now: int) -> bytes:
-        """Return the record of `arrivals`, to be read with `decode_arrival`; the time is `now` if it has none."""
+        """Return the record of `arrivals`; the time is `now` if it has none."""
         return b'{"session_id":%b,"occurred_at":%b%b%b}' % (
             orjson.dumps(self.session_id),
             self.occurred_at or b"%d" % now,
@@ -95,6 +102,26 @@ class Answer(NamedTuple):
             document: dict[str, object] = {"session_id": self.session_id, "ended": self.ended}
             return orjson.dumps({**document, "fallback": True} if self.fallback else document)
         return self.decision[:-1] + b',"fallback":true}' if self.fallback else self.decision
+
+
+def judged_arrival(record: bytes, now: int, settings: LearningSettings, limits: Limits) -> Arrival:
+    """Read the record of an arrival as the workers do; raises `Rejected`."""
+    return decode_arrival(
+        record,
+        limits=limits,
+        dim=settings.dim,
+        timestamp=now,
+        grace=settings.grace,
+        encoder=context_encoder(settings.features),
+        standardise=settings.standardise,
+    )
+
+
+def fallback_answer(planner: SlatePlanner, arrival: Arrival) -> Answer:
+    """Return the answer with fallback ads to an arrival."""
+    at, version = arrival.occurred_at, planner.parameters.version
+    session = Session(at, at, b"", (), version, *planner.fallback(arrival))
+    return Answer(arrival.session_id, encode_decision(session.decision(arrival.session_id, None)), fallback=True)
 
 
 class AdService(Protocol):

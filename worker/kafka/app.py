@@ -17,8 +17,11 @@ from faust.types import TP
 
 from worker.errors import AdcascadeError
 from worker.kafka import driver, store
-from worker.kafka.driver import Assignor, DriverOptions, PollSchema
+from worker.kafka.consumer import PATIENCE, Consumer
+from worker.kafka.driver import Assignor, PollSchema
 from worker.kafka.partitions import Partitions
+from worker.kafka.polls import Writer
+from worker.kafka.settings import WorkerSettings
 from worker.kafka.store import Tables
 from worker.runtime.learner_process import LearnerProcess
 from worker.runtime.supervision import Background
@@ -33,12 +36,11 @@ COMMIT_INTERVAL: Final = 1.0
 
 
 def worker_app(
-    options: DriverOptions,
+    settings: WorkerSettings,
     partitions: Partitions,
     learner: LearnerProcess,
     *,
     count: int,
-    replication: int = 1,
     background: Sequence[Background] = (),
 ) -> WorkerApp:
     """Return the app of a worker.
@@ -46,13 +48,12 @@ def worker_app(
     Parameters
     ----------
     count : the number of partitions of the inputs
-    replication : replicas of the changelog, if Faust has to create it
     background : coroutines that run while the app does
     """
-    topics = options.topics
+    topics, replication = settings.topics, settings.changelog_replication
     app = WorkerApp(
-        options.group,
-        broker=f"{driver.SCHEME}://{options.connection.servers[0]}",
+        settings.group,
+        broker=f"{driver.SCHEME}://{settings.connection.servers[0]}",
         store=f"{store.SCHEME}://",
         PartitionAssignor=Assignor,
         TableManager=Tables,
@@ -64,12 +65,13 @@ def worker_app(
         topic_replication_factor=replication,
         table_standby_replicas=0,
         broker_commit_interval=COMMIT_INTERVAL,
-        broker_session_timeout=options.session_timeout,
+        broker_session_timeout=settings.member_timeout,
         # Longer than the driver is patient: Faust goes on as if it had an answer.
-        broker_request_timeout=3 * driver.PATIENCE,
+        broker_request_timeout=3 * PATIENCE,
         stream_wait_empty=True,
     )
-    app.options, app.partitions = options, partitions
+    app.settings, app.partitions = settings, partitions
+    app.background = [learner.run, *background]
 
     # acks=False: Faust's ack happens when an iteration ends, also by an exception, and would lose the poll.
     inputs = app.topic(topics.arrivals, topics.clicks, schema=PollSchema(), acks=False, maxsize=2)
@@ -84,7 +86,7 @@ def worker_app(
         allow_empty=True,
         maxsize=256,
     )
-    # The buffer counts lists. Not 1: that has a meaning of its own to Faust.
+    # The buffer counts lists. Not 1: that has a special meaning to Faust.
     app.Table("sessions", changelog_topic=changelog, partitions=count, recovery_buffer_size=2)
 
     @app.agent(inputs, name="serve")
@@ -101,42 +103,40 @@ def worker_app(
         """Run the learner where the journal's only partition is assigned."""
         learner.assign(TP(topics.journal, ONLY_PARTITION) in assigned[0])
 
-    for work in (learner.run, *background):
-        app.run_beside(work)
     return app
 
 
-class WorkerApp(driver.DriverApp):
+class WorkerApp(faust.App):
     """A Faust app that ends with the first failure. Made by `worker_app`."""
 
+    settings: WorkerSettings
     partitions: Partitions
+    #: Run from the start to the end of the app; the failure of one is that of the app.
+    background: Sequence[Background] = ()
+    running: Sequence[asyncio.Task[None]] = ()
     failure: BaseException | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.background: list[Background] = []
-        self.running: list[asyncio.Task[None]] = []
+    @property
+    def driver(self) -> Consumer:
+        """The consumer, with what this driver has beyond Faust's interface."""
+        return cast(Consumer, self.consumer)
 
     @property
-    def driver(self) -> driver.Consumer:
-        """The consumer, with what this driver has beyond Faust's interface."""
-        return cast(driver.Consumer, self.consumer)
+    def writer(self) -> Writer:
+        """Writes the outputs."""
+        return cast(driver.Producer, self.producer).writer
 
     @property
     def serves(self) -> bool:
         """Whether the group has assigned partitions, if only none, and their sessions are recovered."""
         return self.failure is None and self.rebalancing_count > 0 and not self.rebalancing
 
-    def run_beside(self, work: Background) -> None:
-        """Run a coroutine from the start to the end of the app; its failure is that of the app."""
-        self.background.append(work)
-
     async def on_start(self) -> None:
         """Start what runs in the background: nothing is served before the parameters are read."""
         await super().on_start()
         # So that the group assigns the journal. It is not read here.
-        self.topics.add(self.topic(self.options.topics.journal, schema=PollSchema(), acks=False))
-        self.partitions.connect(self.driver, cast(driver.Producer, self.producer))
+        self.topics.add(self.topic(self.settings.topics.journal, schema=PollSchema(), acks=False))
+        self.partitions.connect(self.driver, self.writer)
         self.running = [asyncio.create_task(self._guard(work)) for work in self.background]
 
     async def _guard(self, work: Background) -> None:
@@ -196,7 +196,7 @@ def run_app(app: WorkerApp) -> int:
 
 
 def _end_within(seconds: float) -> None:
-    """End the process, whatever hangs: a write to a broker that is gone waits for minutes."""
+    """End the process, even if something hangs: a write to a broker that is gone waits for minutes."""
 
     def end() -> None:
         sys.stderr.write(f"adcascade: not stopped within {seconds:g} s; killed (uncommitted records are repeated)\n")

@@ -5,11 +5,11 @@ All of it blocks: commands, the learner process and threads use it. Errors becom
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicMetadata
@@ -18,6 +18,8 @@ from worker.errors import FailedError
 from worker.kafka.connection import SILENT_LOG, Connection, reason_of
 from worker.stream.topology import ONLY_PARTITION, Record
 from worker.stream.version_records import VERSION_BYTES
+
+T = TypeVar("T")
 
 #: Seconds that the brokers may take to answer a request.
 REQUEST_TIMEOUT: Final = 10.0
@@ -55,14 +57,15 @@ _NO_BROKER: Final = (_ALL_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, Ka
 def admin_client(connection: Connection) -> AdminClient:
     """Return a client that describes and creates topics; raise `KafkaException` if no broker can be reached."""
     admin = AdminClient(connection.configuration(logger=SILENT_LOG))
-    deadline = monotonic() + REQUEST_TIMEOUT
+    seconds = 1.0  # a broker that refuses the connection is reported soon, one that is busy gets more time
     while True:
         try:
-            admin.list_topics(timeout=1.0)
+            admin.list_topics(timeout=seconds)
         except KafkaException:
             admin.poll(0)  # collects the errors of the brokers
-            if connection.errors or monotonic() > deadline:
+            if connection.errors or seconds >= REQUEST_TIMEOUT:
                 raise
+            seconds = min(4 * seconds, REQUEST_TIMEOUT)
         else:
             return admin
 
@@ -124,18 +127,27 @@ def offsets_of(
     wanted = dict.fromkeys(partitions, spec)
     if not wanted:
         return {}
-    deadline = monotonic() + REQUEST_TIMEOUT
-    while True:
+
+    def ask() -> dict[tuple[str, int], int]:
         futures = admin.list_offsets(
             wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT
         )
+        return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+
+    return _with_leaders(admin, ask)
+
+
+def _with_leaders(client: AdminClient | Consumer, ask: Callable[[], T]) -> T:
+    """Return the answer to a request that is repeated while a new partition, or its new leader, is not known yet."""
+    deadline = monotonic() + REQUEST_TIMEOUT
+    while True:
         try:
-            return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+            return ask()
         except KafkaException as error:
             if error.args[0].code() not in _OUTDATED or monotonic() > deadline:
                 raise
         sleep(0.05)
-        admin.list_topics(timeout=REQUEST_TIMEOUT)  # brings new partitions and leaders
+        client.list_topics(timeout=REQUEST_TIMEOUT)  # brings new partitions and leaders
 
 
 #: Errors of a client, or of a broker, that does not know a new partition or its new leader yet.
@@ -199,7 +211,8 @@ class TopicReader:
 
     def bounds(self, topic: str, partition: int = ONLY_PARTITION) -> tuple[int, int]:
         """Return the offset of the first record of a partition, and the offset after the last."""
-        first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), REQUEST_TIMEOUT)
+        consumer, tp = self._consumer, TopicPartition(topic, partition)
+        first, end = _with_leaders(consumer, lambda: consumer.get_watermark_offsets(tp, REQUEST_TIMEOUT))
         return first, end
 
     def read_from(self, positions: Mapping[tuple[str, int], int]) -> None:

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from worker.errors import InputError
 
-#: Settings that carry a guarantee of adcascade, or have an option of their own.
+#: Settings that carry a guarantee of adcascade, or have a dedicated option.
 RESERVED: Final = {
     "bootstrap.servers": "--broker sets it",
     "metadata.broker.list": "--broker sets it",

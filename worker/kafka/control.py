@@ -2,7 +2,7 @@
 
 An order is a record at the end of the journal. The learner carries it out at that position; its answer is the version
 that names this record's offset. The effect on the newest version is computed here first, by the learner's own rules: an
-order that would be refused, or would change nothing, is reported at once and not written.
+order that would be refused, or would change nothing, is reported immediately and not written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from worker.stream.topology import Topics
 _T = TypeVar("_T")
 
 _PAUSE = 0.1  # seconds between two polls of the parameters
-_OVERHEAD = 1024  # bytes of a batch beside its only record, generously
+_OVERHEAD = 1024  # bytes of a batch in addition to its only record, generously
 
 
 class KafkaControl:

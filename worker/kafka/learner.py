@@ -25,7 +25,7 @@ from worker.kafka import parameters as parameters_topic
 from worker.kafka.clients import TopicReader, durable_producer, readable_errors, topic_reader, write
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.history import HistoryWriter
-from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
+from worker.kafka.parameters import PublishedParameters, Received, published_versions, with_dimension
 from worker.metrics import Metrics
 from worker.runtime.child import report
 from worker.runtime.learner_process import LearnerStatus
@@ -35,9 +35,9 @@ from worker.stream.events import Tag
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.topology import ONLY_PARTITION, Record, Topics
+from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.stream.troubles import Troubles
-from worker.stream.version_records import VERSION_BYTES
+from worker.stream.version_records import VERSION_BYTES, encode_parameters
 from worker.stream.versions import RoundedError, version_key
 
 log = logging.getLogger(__name__)
@@ -65,19 +65,14 @@ def run_learner(
     history = published_versions(connection, topics)
     learning = with_dimension(learning, dim, history)
     published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
-    with readable_errors(connection):
-        _learn(connection, topics, published, lambda: Learner(learning, arms, published.history))
-
-
-def _learn(
-    connection: Connection, topics: Topics, published: PublishedParameters, make_learner: Callable[[], Learner]
-) -> None:
     with (
+        readable_errors(connection),
         closing(durable_producer(connection)) as producer,
         topic_reader(connection, auto_offset_reset="error", fetch_message_max_bytes=4 << 20, **BATCHING) as journal,
         topic_reader(connection) as versions,
     ):
-        JournalPublisher(topics, published, journal=journal, versions=versions, producer=producer).run(make_learner)
+        publisher = JournalPublisher(topics, published, journal=journal, versions=versions, producer=producer)
+        publisher.run(lambda: Learner(learning, arms, published.history))
 
 
 class JournalPublisher:
@@ -186,7 +181,7 @@ class JournalPublisher:
     def _write(self, version: Parameters) -> None:
         """Write a version, and take all that is in the topic by then."""
         topic, key = self._topics.parameters, version_key(version.version)
-        value = self.published.encode(version)
+        value = encode_parameters(version)
         try:
             written = write(self._producer, topic, value, key)
         except KafkaException as error:
@@ -199,10 +194,9 @@ class JournalPublisher:
         if written.offset() != self._parameters_position:
             self.read_parameters()  # another learner has written, too
             return
-        # What is read back would be these bytes, and a version can have several megabytes.
-        record = Record(topic, ONLY_PARTITION, written.offset(), written.timestamp()[1], key, value)
+        # Not read back: a version can have several megabytes.
         self._parameters_position += 1
-        self.published.handle([record])
+        self.published.take([Received(offset=written.offset(), timestamp=written.timestamp()[1], parameters=version)])
 
     def _report(self, learner: Learner, position: int, outcome: Outcome, episodes: Sequence[bytes] = ()) -> None:
         self._reported = monotonic()

@@ -6,7 +6,7 @@ Rules that hold in this file (docs/design.md §3):
   memory over a rebalance if everything was durable before and nobody else has written to its changelog since.
 - Journal, dead letters, changelog and decisions of a poll are written together, as one flight.
 - A poll of an earlier generation is dropped: its records are read again.
-- One bad record costs one dead letter, whatever the processors do with it.
+- One bad record costs one dead letter, whatever it does to serving.
 """
 
 from __future__ import annotations
@@ -14,20 +14,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from faust.types import TP
 
 from worker.errors import FailedError
-from worker.kafka.driver import Consumer, Producer
-from worker.kafka.polls import Flight, Poll, RecordList
-from worker.kafka.processors import StreamProcessors
-from worker.stream.serving import Serving
+from worker.kafka.consumer import Consumer
+from worker.kafka.parameters import PublishedParameters
+from worker.kafka.polls import Flight, Poll, RecordList, Writer
+from worker.metrics import Metrics
+from worker.runtime.clock import Clock, ComparedClock, steady_clock, wall_clock
+from worker.secret import Secret
+from worker.stream.decoding import Limits
+from worker.stream.partitioning import PartitionSurvey
+from worker.stream.reading import OutputBounds
+from worker.stream.serving import Serving, handle_together
+from worker.stream.table import SessionRoom
 from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics, dead_letter
 
 log = logging.getLogger(__name__)
+
+_timestamp = itemgetter(Record._fields.index("timestamp"))
 
 #: Records in flight (handled and not durable): then no poll is handled. Bounds memory, and what a crash repeats.
 MOST_IN_FLIGHT: Final = 4_096
@@ -38,37 +50,57 @@ RESTORED_AT_ONCE: Final = 10_000
 
 
 class Partitions:
-    """The sessions of the assigned partitions.
+    """The sessions of the assigned partitions, with the clock, the metrics and the versions of the worker.
 
     Parameters
     ----------
     know_versions : returns when all versions are known that are published now; called in every rebalance
+    count : the number of partitions of the inputs, if it is known
     most_bytes : the largest record that all output topics take
     """
 
     def __init__(
         self,
-        processors: StreamProcessors,
+        parameters: PublishedParameters,
         topics: Topics,
+        metrics: Metrics,
         *,
         know_versions: Callable[[], Awaitable[None]],
+        limits: Limits,
+        clock: Clock = wall_clock,
+        steady: Clock = steady_clock,
+        secret: Secret | None = None,
+        max_open_sessions: int | None = None,
+        count: int | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self.servings: dict[int, Serving] = {}
         #: The time up to which the progress of each partition is durable.
         self.progress: dict[int, int] = {}
-        self._processors = processors
+        self.parameters = parameters
+        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=self._report_clock, steady=steady)
         self._topics = topics
+        self._metrics = metrics
         self._know_versions = know_versions
         self._most_bytes = most_bytes
+        self._make_serving = partial(
+            Serving,
+            parameters.versions,
+            topics=topics,
+            limits=limits,
+            secret=secret,
+            room=SessionRoom(max_open_sessions),
+            survey=None if count is None else PartitionSurvey(topics, count),
+            bounds=OutputBounds(most_bytes),
+        )
         self._generation = self._next_number = -1
         self._knowing: asyncio.Task[None] | None = None
         self._consumer: Consumer
-        self._producer: Producer
+        self._writer: Writer
 
-    def connect(self, consumer: Consumer, producer: Producer) -> None:
+    def connect(self, consumer: Consumer, writer: Writer) -> None:
         """Use these clients from now on."""
-        self._consumer, self._producer = consumer, producer
+        self._consumer, self._writer = consumer, writer
 
     # ── rebalances ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -84,7 +116,7 @@ class Partitions:
         drained, ends = self._consumer.was_drained, self._consumer.flights.changelog
         kept = {p for p in self.servings if drained and changelogs.get(p) == ends[p] + 1}
         for partition in self.servings.keys() - kept:
-            self._processors.release(self.servings.pop(partition))
+            self._metrics.add(self.servings.pop(partition).hand_over())
             self.progress.pop(partition, None)
             del ends[partition]
         return {partition: ends[partition] for partition in kept}
@@ -92,13 +124,21 @@ class Partitions:
     async def restore(self, tables: dict[int, dict[bytes, Record]], ends: Mapping[int, int]) -> None:
         """Make the sessions of partitions from their tables, the last changelog record of each session."""
         for partition in sorted(tables):
-            serving = self._processors.make_serving(partition)
+            serving = self.make_serving(partition)
             sessions = iter(tables.pop(partition).values())
-            while some := list(islice(sessions, RESTORED_AT_ONCE)):
-                self._processors.restore(serving, some)
-                await asyncio.sleep(0)
+            try:
+                while some := list(islice(sessions, RESTORED_AT_ONCE)):
+                    self._metrics.add(serving.restore(some))
+                    await asyncio.sleep(0)
+            except BaseException:  # the next rebalance
+                self._metrics.add(serving.hand_over())
+                raise
             self.servings[partition] = serving
             self._consumer.flights.changelog[partition] = ends.get(partition, -1)
+
+    def make_serving(self, partition: int) -> Serving:
+        """Return the sessions of a partition, none so far."""
+        return self._make_serving(partition=partition)
 
     async def _begin(self, generation: int) -> None:
         """Begin a generation, with all versions that the last owners of the partitions knew."""
@@ -128,39 +168,72 @@ class Partitions:
         work = self._by_partition(poll.lists)
         began = time.monotonic()
         emits = self._emits(work)
-        flight = Flight({taken.tp: taken.end for taken in poll.lists}, _size(work, emits))
+        flight = Flight({batch.tp: batch.end for batch in poll.lists}, _size(work, emits))
         for partition, emitted in zip(work, emits, strict=True):
             self._write(partition, emitted, flight)
         flights.launch(flight)
         self._consumer.handled(poll.generation)
-        self._processors.measure(poll, began, time.monotonic(), flights.durations)
+        self.measure(poll, began, time.monotonic(), flights.durations)
         flights.durations.clear()
 
     def _by_partition(self, lists: Sequence[RecordList]) -> dict[int, list[Record]]:
         """Return the records by partition, arrivals first: feedback before its arrival has to be parked."""
         work: dict[int, list[Record]] = {}
-        for taken in sorted(lists, key=lambda taken: taken.tp.topic != self._topics.arrivals):
-            if taken.tp.partition in self.servings:
-                work.setdefault(taken.tp.partition, []).extend(taken.records)
+        for batch in sorted(lists, key=lambda batch: batch.tp.topic != self._topics.arrivals):
+            if batch.tp.partition in self.servings:
+                work.setdefault(batch.tp.partition, []).extend(batch.records)
         return work
 
     def _emits(self, work: Mapping[int, Sequence[Record]]) -> list[Emits]:
         parts = [(self.servings[partition], records) for partition, records in work.items()]
         try:
-            return self._processors.handle(parts)
+            return self.serve(parts)
         except Exception:
-            log.exception("the processors raised on %d records", sum(map(len, work.values())))
+            log.exception("serving raised on %d records", sum(map(len, work.values())))
             return [self._isolate(serving, records) for serving, records in parts]
+
+    def serve(self, work: Sequence[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
+        """Serve records of several partitions, with the same results as one by one, and count them."""
+        started = time.perf_counter()
+        records = self._dated([some for _, some in work])
+        emits = handle_together((serving, some) for (serving, _), some in zip(work, records, strict=True))
+        self._metrics.batches(emits, sum(map(len, records)), time.perf_counter() - started)
+        now, arrivals = self.clock(), self._topics.arrivals
+        delays = Counter(now - abs(one.timestamp) for some in records for one in some if one.topic == arrivals)
+        for delay, times in delays.items():
+            self._metrics.decided(max(0, delay) / 1000, times)
+        return emits
+
+    def _dated(self, lists: Sequence[Sequence[Record]]) -> Sequence[Sequence[Record]]:
+        """Return the records, none of them later than now, and those without a time as `decoding` wants them."""
+        timestamps = [timestamp for records in lists for timestamp in map(_timestamp, records)]
+        if not timestamps:
+            return lists  # a position moves on without a record over the marker of a transaction
+        self.clock.witness(timestamps)
+        latest = self.clock.latest()
+        if max(timestamps) <= latest and min(timestamps) >= 0:
+            return lists
+        # A client that sets its timestamps sets them as it likes. One that leaves the time out sends −1.
+        now = self.clock.later()
+        return [
+            [
+                record
+                if 0 <= record.timestamp <= latest
+                else record._replace(timestamp=now if record.timestamp > 0 else -now)
+                for record in records
+            ]
+            for records in lists
+        ]
 
     def _isolate(self, serving: Serving, records: Iterable[Record]) -> Emits:
         """Handle records one by one, those that raise as dead letters. Handling a record again changes nothing."""
         together, survived, failed = Emits(), 0, 0
         for record in records:
             try:
-                emits = self._processors.handle([(serving, [record])])[0]
+                emits = self.serve([(serving, [record])])[0]
             except Exception as error:
                 failed += 1
-                reason = f"the processor raised {type(error).__name__}: {error}"[:500]
+                reason = f"serving raised {type(error).__name__}: {error}"[:500]
                 together.dead_letters.append(dead_letter(record, "invalid", reason, self._most_bytes))
                 continue
             survived += 1
@@ -170,19 +243,40 @@ class Partitions:
             together.decisions += emits.decisions
         if not survived and failed > 1:
             # The fault is not in a record. Going on would turn all traffic into dead letters.
-            raise FailedError(f"the processors failed on every one of {failed} records")
+            raise FailedError(f"serving failed on every one of {failed} records")
         return together
 
     def _write(self, partition: int, emits: Emits, flight: Flight) -> None:
-        topics, producer = self._topics, self._producer
+        topics, writer = self._topics, self._writer
         if emits.decisions:
-            producer.write(topics.decisions, partition, emits.decisions, flight)
+            writer.write(topics.decisions, partition, emits.decisions, flight)
         if emits.journal:
-            producer.write(topics.journal, ONLY_PARTITION, emits.journal, flight)
+            writer.write(topics.journal, ONLY_PARTITION, emits.journal, flight)
         if emits.dead_letters:
-            producer.write_dead_letters(topics.dead_letters, ONLY_PARTITION, emits.dead_letters, flight)
+            writer.write_dead_letters(topics.dead_letters, ONLY_PARTITION, emits.dead_letters, flight)
         if emits.changelog:
-            producer.write(topics.changelog, partition, emits.changelog, flight, is_changelog=True)
+            writer.write(topics.changelog, partition, emits.changelog, flight, is_changelog=True)
+
+    def measure(self, poll: Poll, began: float, ended: float, written: Iterable[float]) -> None:
+        """Count the seconds that the lists of a poll spent in stages, and the writes of earlier polls.
+
+        Times are of the monotonic clock.
+        """
+        wall = time.time() - (time.monotonic() - began)
+        queued = began - poll.fetched
+        spent = [("write", seconds) for seconds in written]
+        for batch in poll.lists:
+            if batch.records:
+                waited = wall - queued - abs(batch.records[0].timestamp) / 1000
+                spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
+        self._metrics.stages(spent)
+
+    def _report_clock(self, sentence: str) -> None:
+        troubles = self._metrics.troubles
+        if sentence:
+            troubles.set("clock", sentence)
+        else:
+            troubles.clear("clock")
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,9 +288,20 @@ class Partitions:
         serving.acknowledged(progress)
         self.progress[partition] = progress
         if serving.has_due:
-            flight = Flight({}, 0)
-            self._write(partition, self._processors.delete_over(serving), flight)
+            flight, emits = Flight({}, 0), serving.handle(())
+            self._metrics.add(emits.tally)
+            self._write(partition, emits, flight)
             self._consumer.flights.launch(flight)
+
+    def check_accounts(self) -> None:
+        """Compare the counters with the session tables, while no sessions are being restored."""
+        imbalances = self._metrics.census(
+            open_sessions=sum(serving.open_sessions for serving in self.servings.values()),
+            parked=sum(serving.parked for serving in self.servings.values()),
+        )
+        wrong = {name: value for name, value in imbalances.items() if value}
+        if wrong:
+            log.error("the accounts do not balance: %s", wrong)
 
 
 def _size(work: Mapping[int, Sequence[Record]], emits: Iterable[Emits]) -> int:

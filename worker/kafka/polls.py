@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from faust.types import TP
 
-from worker.stream.topology import Record
+from worker.errors import FailedError
+from worker.stream.topology import DeadLetter, Record
 
 K = TypeVar("K")
 
@@ -153,6 +154,58 @@ class Flights:
     def reached(self, ends: Mapping[TP, int]) -> asyncio.Future[None]:
         """Return a future that resolves when everything before these positions is acknowledged."""
         return self.until(lambda: all(self.acknowledged.get(tp, -1) >= end for tp, end in ends.items()))
+
+
+class Writer:
+    """Writes each record once, in order, to all replicas."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    def write(
+        self,
+        topic: str,
+        partition: int,
+        pairs: Sequence[tuple[bytes | None, bytes | None]],
+        flight: Flight,
+        *,
+        is_changelog: bool = False,
+    ) -> None:
+        """Write keys with values to a partition; the flight takes their delivery reports."""
+        queued = self._producer.produce_batch(
+            topic,
+            [{"key": key, "value": value} for key, value in pairs],
+            partition,
+            flight.on_changelog_delivery if is_changelog else flight.on_delivery,
+        )
+        flight.writes += len(pairs)
+        if queued != len(pairs):
+            raise FailedError(f"{len(pairs) - queued} records for {topic} could not be queued")
+
+    def write_dead_letters(self, topic: str, partition: int, letters: Iterable[DeadLetter], flight: Flight) -> None:
+        """Write dead letters with their headers."""
+        for key, value, headers in letters:
+            self._producer.produce(topic, value, key, partition, on_delivery=flight.on_delivery, headers=headers)
+            flight.writes += 1
+
+    async def write_one(self, topic: str, partition: int, value: bytes) -> Message:
+        """Write a record without a key; return its delivery report when all replicas have it."""
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[Message] = loop.create_future()
+
+        def settle(error: KafkaError | None, message: Message) -> None:
+            if written.done():
+                return
+            if error is None:
+                written.set_result(message)
+            else:
+                written.set_exception(KafkaException(error))
+
+        def on_delivery(error: KafkaError | None, message: Message) -> None:  # in the client thread
+            loop.call_soon_threadsafe(settle, error, message)
+
+        self._producer.produce(topic, value, None, partition, on_delivery=on_delivery)
+        return await written
 
 
 def _raise_to(numbers: dict[K, int], higher: Mapping[K, int]) -> None:

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Mapping
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException
-from faust.types import TP, RecordMetadata
+from faust.types import TP
 
 from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
 from worker.kafka.connection import reason_of
 from worker.runtime.clock import ComparedClock
-from worker.stream.encoding import encode_progress
+from worker.stream.encoding import encode_journal
 from worker.stream.events import Progress
 from worker.stream.topology import ONLY_PARTITION
 
@@ -53,7 +53,7 @@ class ProgressReporter:
 
     async def _look(self, app: WorkerApp) -> None:
         """Give a target to every partition that has reached its last one."""
-        consumer, topics = app.driver, app.options.topics
+        consumer, topics = app.driver, app.settings.topics
         generation = consumer.generation
         self._waiting = {partition: task for partition, task in self._waiting.items() if not task.done()}
         inputs = {
@@ -79,16 +79,12 @@ class ProgressReporter:
             return
         # Made when it is written, so that no session that was opened is missing.
         record = Progress(partition=partition, partitions=self._count, time=time, opened=serving.opened)
-        topic = app.options.topics.journal
+        topic = app.settings.topics.journal
         try:
-            written = await app.producer.send_and_wait(topic, None, encode_progress(record), ONLY_PARTITION, None, None)
+            written = await app.writer.write_one(topic, ONLY_PARTITION, encode_journal(record))
         except KafkaException as error:
             app.fail(FailedError(f"progress was not acknowledged: {reason_of(error)}"))
             return
-        if self._clock.confirm(broker_time(written), written_at=time):
+        kind, stamp = written.timestamp()  # that of the producer, if the topic keeps those
+        if self._clock.confirm(stamp if kind == TIMESTAMP_LOG_APPEND_TIME else None, written_at=time):
             app.partitions.acknowledge(partition, time)
-
-
-def broker_time(written: RecordMetadata) -> int | None:
-    """Return the time that the broker put on a record; None if the topic keeps the times of producers."""
-    return int(written.timestamp or 0) if written.timestamp_type == TIMESTAMP_LOG_APPEND_TIME else None

@@ -44,7 +44,7 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
         self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
     ) -> None:
         """Find the partitions that have to be read. Half-read ones are read anew."""
-        changelogs = [tp for tp in assigned if tp.topic == self.app.options.topics.changelog]
+        changelogs = [tp for tp in assigned if tp.topic == self.app.settings.topics.changelog]
         found = await self.app.consumer.highwaters(*changelogs)
         self.ends = {tp.partition: end for tp, end in found.items()}
         self.kept = self.app.partitions.keep(self.ends)
@@ -95,9 +95,9 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
 class RecoveryEnd(asyncio.Event):
     """The end of a recovery as a condition.
 
-    Faust sets the event and clears it again at once. If the last changelog record is applied before anything waits for
-    the event, which is likely in bulk, the signal is lost and the worker stays in its rebalance for ever. Setting the
-    event once more from outside is worse: it stays set, and the next recovery ends before it has read anything.
+    Faust sets the event and clears it again immediately. If the last changelog record is applied before anything waits
+    for the event, which is likely in bulk, the signal is lost and the worker stays in its rebalance for ever. Setting
+    the event once more from outside is worse: it stays set, and the next recovery ends before it has read anything.
     """
 
     def __init__(self, recovery: Recovery) -> None:

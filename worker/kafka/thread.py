@@ -23,15 +23,18 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from time import monotonic
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from faust.types import TP
 
 from worker.kafka.clients import record_of
 from worker.kafka.connection import reason_of
-from worker.kafka.polls import Flights, Poll, RecordList
+from worker.kafka.polls import Poll, RecordList
 from worker.stream.topology import Record
+
+if TYPE_CHECKING:
+    from worker.kafka import consumer as faust_side
 
 log = logging.getLogger(__name__)
 
@@ -48,47 +51,29 @@ IDLE_WAIT: Final = 0.005
 _ERROR_PAUSE: Final = 0.1
 
 
-class Rebalanced(Protocol):
-    """What the loop does in a rebalance."""
-
-    async def on_assigned(self, assigned: set[TP]) -> None:
-        """Begin with these partitions. Nothing is read before the loop says so."""
-
-    async def on_revoked(self, revoked: set[TP]) -> None:
-        """Finish and commit what was read, and give the partitions up."""
-
-    async def on_lost(self, lost: set[TP]) -> None:
-        """Give the partitions up: other workers own them already."""
-
-    def on_fatal(self, error: KafkaError) -> None:
-        """Take an error after which the consumer is of no use."""
-
-
 class ClientThread(threading.Thread):
     """Polls a consumer in a group and hands polls to the event loop.
 
     Parameters
     ----------
     consumer : one that is not subscribed yet
-    rebalanced : called in the loop
+    owner : in the loop, takes rebalances and fatal errors, and its flights the delivery reports
     serve_reports : serves the producer's delivery reports; returns whether there were any
-    flights : take note of them, in the loop
     drain : seconds that a revocation may wait for the loop
     """
 
     def __init__(
         self,
         consumer: Consumer,
-        rebalanced: Rebalanced,
+        owner: faust_side.Consumer,
         *,
         serve_reports: Callable[[], bool],
-        flights: Flights,
         drain: float,
     ) -> None:
         super().__init__(name="kafka-client", daemon=True)
         self._group_consumer = consumer
-        self._rebalanced = rebalanced
-        self._serve_reports, self._flights = serve_reports, flights
+        self._owner = owner
+        self._serve_reports, self._flights = serve_reports, owner.flights
         self._has_reports, self._reported = False, 0.0
         self._drain = drain
         self._event_loop = asyncio.get_running_loop()
@@ -97,7 +82,7 @@ class ClientThread(threading.Thread):
         self._generation = self._number = 0
         self._is_over = self._is_revoking = False
         self._unhandled = 0  # polls of this generation
-        self._polls: deque[Poll] = deque()  # shared with the loop: appended here, taken there
+        self._polls: deque[Poll] = deque()  # shared with the loop: appended here, removed there
         self._arrived: asyncio.Future[None] | None = None  # of the loop
 
     # ── in the loop ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +105,7 @@ class ClientThread(threading.Thread):
         names = list(topics)
         return self.call(
             lambda consumer: consumer.subscribe(
-                names, on_assign=self._take_assignment, on_revoke=self._take_revocation, on_lost=self._take_loss
+                names, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
         )
 
@@ -140,7 +125,7 @@ class ClientThread(threading.Thread):
         return self.call(read)
 
     async def next_poll(self) -> Poll:
-        """Return the next poll, of whatever generation."""
+        """Return the next poll, of any generation."""
         while not self._polls:
             self._arrived = self._event_loop.create_future()
             await self._arrived
@@ -224,7 +209,7 @@ class ClientThread(threading.Thread):
             tp = message.topic(), message.partition()
             expected, error = positions.get(tp), message.error()
             if error is not None:
-                self._take_error(tp, expected, message, error, lists)
+                self._on_error(tp, expected, message, error, lists)
             elif expected is not None and message.offset() >= expected:
                 record = record_of(message)
                 positions[tp] = record.offset + 1
@@ -239,7 +224,7 @@ class ClientThread(threading.Thread):
             self._unhandled += 1
             self._in_loop(self._on_poll)
 
-    def _take_error(
+    def _on_error(
         self,
         tp: tuple[str, int],
         expected: int | None,
@@ -247,7 +232,7 @@ class ClientThread(threading.Thread):
         error: KafkaError,
         lists: dict[tuple[str, int], list[Record]],
     ) -> None:
-        """Take what comes in place of a record: the end of a partition, or an error."""
+        """Handle what comes in place of a record: the end of a partition, or an error."""
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             if expected is not None and message.offset() > expected:
@@ -257,7 +242,7 @@ class ClientThread(threading.Thread):
             if expected is not None:
                 self._restart(tp, expected)
         elif error.fatal():
-            self._in_loop(partial(self._rebalanced.on_fatal, error))
+            self._in_loop(partial(self._owner.on_fatal, error))
         else:
             log.warning("Kafka: %s", error.str())
 
@@ -280,16 +265,16 @@ class ClientThread(threading.Thread):
 
     # ── rebalances, in the thread ────────────────────────────────────────────────────────────────────────────────────
 
-    def _take_assignment(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._positions = {}
         consumer.assign([])
-        self._begin(self._rebalanced.on_assigned(_tps(partitions)))
+        self._begin(self._owner.on_assigned(_tps(partitions)))
 
-    def _take_revocation(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_up(self._rebalanced.on_revoked(_tps(partitions)))
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(self._owner.on_revoked(_tps(partitions)))
 
-    def _take_loss(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_up(self._rebalanced.on_lost(_tps(partitions)))
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(self._owner.on_lost(_tps(partitions)))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None] | None:
         if self._is_over:

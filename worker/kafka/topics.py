@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
@@ -34,77 +33,66 @@ MOST_REPLICAS = 3
 DEFAULT_BYTES = 1_048_588
 LARGE_BYTES = VERSION_BYTES
 
+# Settings of topics.
+POLICY = "cleanup.policy"
+RETENTION = "retention.ms"
 SIZE = "max.message.bytes"
-
 TIMESTAMPS = "message.timestamp.type"
-BROKER_TIME = "LogAppendTime"
-
 COMPRESSION = "compression.type"
+
 UNCOMPRESSED = "uncompressed"
+#: The broker sets the timestamps of records, so that no client and no worker can set them.
+_BROKER_TIME = {TIMESTAMPS: "LogAppendTime"}
+#: The broker unpacks every batch, and refuses one that is larger than its limit then: a small batch cannot fill the
+#: memory of a worker.
+_UNPACKED = {COMPRESSION: UNCOMPRESSED}
+_COMPACT = {POLICY: "compact", SIZE: str(LARGE_BYTES)}
+#: Sessions live for minutes, and most versions of the history for an hour. Without early compaction, days of old values
+#: are kept, and read in a recovery.
+_COMPACT_SOON = {**_COMPACT, "segment.ms": str(HOUR), "min.cleanable.dirty.ratio": "0.2"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _kept_for(retention: int) -> dict[str, str]:
+    return {POLICY: "delete", SIZE: str(DEFAULT_BYTES), RETENTION: str(retention)}
+
+
+@dataclass(frozen=True, slots=True)
 class WantedTopic:
     """The wanted configuration of a topic.
 
-    A new topic gets all of it. An existing one must have the same policy and at least these `message_bytes`; its
-    `retention` (milliseconds) is its owner's business, unless `checked`. With `broker_time`, the broker sets the
-    timestamps of records, so that no client and no worker can set them. With `uncompressed`, the broker unpacks every
-    batch, and refuses one that is larger than `message_bytes` then: a small batch cannot fill the memory of a worker.
+    A new topic gets all `settings`. An existing one must have the same policy, timestamps and compression, and at least
+    the numbers named in `at_least`; everything else is its owner's business.
     """
 
     name: str
     partitions: int
-    policy: str = "delete"
-    retention: int = 0
-    checked: bool = False
-    message_bytes: int = DEFAULT_BYTES
-    broker_time: bool = False
-    uncompressed: bool = False
-    extra: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """The settings of a new topic."""
-        settings = {"cleanup.policy": self.policy, SIZE: str(self.message_bytes), **self.extra}
-        if self.policy == "delete":
-            settings["retention.ms"] = str(self.retention)
-        if self.broker_time:
-            settings[TIMESTAMPS] = BROKER_TIME
-        if self.uncompressed:
-            settings[COMPRESSION] = UNCOMPRESSED
-        return settings
+    settings: Mapping[str, str]
+    at_least: Sequence[str] = (SIZE,)
 
     def differences(self, found: FoundTopic) -> list[str]:
         """Return the differences of an existing topic, one line each."""
         lines = []
         if found.partitions != self.partitions:
             lines.append(f"has {found.partitions} partitions, not {self.partitions}")
-        if found.settings.get("cleanup.policy") != self.policy:
-            lines.append(f"cleanup.policy is {found.settings.get('cleanup.policy')}, not {self.policy}")
-        size = int(found.settings.get(SIZE, DEFAULT_BYTES))
-        if size < self.message_bytes:
-            lines.append(f"{SIZE} is {size}, less than {self.message_bytes}")
-        kept = int(found.settings.get("retention.ms", -1))
-        if self.checked and 0 <= kept < self.retention:
-            lines.append(f"retention.ms is {kept}, less than {self.retention}")
-        timestamps = found.settings.get(TIMESTAMPS)
-        if self.broker_time and timestamps != BROKER_TIME:
-            lines.append(f"{TIMESTAMPS} is {timestamps}, not {BROKER_TIME}")
-        compression = found.settings.get(COMPRESSION)
-        if self.uncompressed and compression != UNCOMPRESSED:
-            lines.append(f"{COMPRESSION} is {compression}, not {UNCOMPRESSED}")
+        for name in (POLICY, TIMESTAMPS, COMPRESSION):
+            wanted, present = self.settings.get(name), found.settings.get(name)
+            if wanted not in (None, present):
+                lines.append(f"{name} is {present}, not {wanted}")
+        for name in self.at_least:
+            least, number = int(self.settings[name]), int(found.settings.get(name, -1))
+            if 0 <= number < least:  # -1: without bounds
+                lines.append(f"{name} is {number}, less than {least}")
         return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTopic:
-    """The configuration of an existing topic."""
+    """The configuration of an existing topic; without `settings` if they cannot be read, for the reason in `error`."""
 
-    name: str
     partitions: int
     replicas: int
     settings: Mapping[str, str]
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,38 +106,23 @@ class TopicLayout:
 
     def topics(self, names: Topics, partitions: int) -> tuple[WantedTopic, ...]:
         """Return all topics, with the partition count of the inputs."""
-        traffic: dict[str, Any] = {
-            "partitions": partitions,
-            "retention": DEFAULT_RETENTION if self.retention is None else self.retention,
-            "checked": self.retention is not None,
-        }
-        long: dict[str, Any] = {"partitions": 1, "retention": self.journal_retention}
+        traffic = _kept_for(DEFAULT_RETENTION if self.retention is None else self.retention)
+        checked = (SIZE,) if self.retention is None else (SIZE, RETENTION)
+        inputs = {**traffic, **_BROKER_TIME, **_UNPACKED}
+        long = _kept_for(self.journal_retention)
+        # If it is trimmed before it is folded, that feedback is lost to the learner. Its timestamps show workers whose
+        # clock is wrong.
+        journal = {**long, **_BROKER_TIME, SIZE: str(LARGE_BYTES)}
         return (
-            WantedTopic(name=names.arrivals, broker_time=True, uncompressed=True, **traffic),
-            WantedTopic(name=names.clicks, broker_time=True, uncompressed=True, **traffic),
-            WantedTopic(name=names.decisions, **traffic),
-            # If it is trimmed before it is folded, that feedback is lost to the learner. Its timestamps show workers
-            # whose clock is wrong.
-            WantedTopic(name=names.journal, message_bytes=LARGE_BYTES, checked=True, broker_time=True, **long),
-            WantedTopic(name=names.parameters, partitions=1, policy="compact", message_bytes=LARGE_BYTES),
-            WantedTopic(
-                name=names.parameters_history,
-                partitions=1,
-                policy="compact",
-                message_bytes=LARGE_BYTES,
-                # Every version is written, and most are deleted after an hour. Without early compaction all stay.
-                extra={"segment.ms": str(HOUR), "min.cleanable.dirty.ratio": "0.2"},
-            ),
-            WantedTopic(name=names.episodes, **long),
-            WantedTopic(name=names.dead_letters, **long),
-            WantedTopic(
-                name=names.changelog,
-                partitions=partitions,
-                policy="compact",
-                message_bytes=LARGE_BYTES,
-                # A session lives for minutes. Without early compaction a recovery reads days of old values.
-                extra={"segment.ms": str(HOUR), "min.cleanable.dirty.ratio": "0.2"},
-            ),
+            WantedTopic(names.arrivals, partitions, inputs, checked),
+            WantedTopic(names.clicks, partitions, inputs, checked),
+            WantedTopic(names.decisions, partitions, traffic, checked),
+            WantedTopic(names.journal, 1, journal, (SIZE, RETENTION)),
+            WantedTopic(names.parameters, 1, _COMPACT),
+            WantedTopic(names.parameters_history, 1, _COMPACT_SOON),
+            WantedTopic(names.episodes, 1, long),
+            WantedTopic(names.dead_letters, 1, long),
+            WantedTopic(names.changelog, partitions, _COMPACT_SOON),
         )
 
 
@@ -168,18 +141,17 @@ def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[F
     """Create the missing topics; compare the others."""
     with readable_errors(connection):
         admin = admin_client(connection)
-        found = _find(admin, names)
+        found = _find_readable(admin, names)
         wanted = layout.topics(names, _partitions(layout, names, found))
         missing = [topic for topic in wanted if topic.name not in found]
         replicas = layout.replication or min(MOST_REPLICAS, len(admin.list_topics(timeout=REQUEST_TIMEOUT).brokers))
         if missing:
             _create(admin, new_topics(missing, replicas))
             wait_for_topics(admin, [topic.name for topic in missing])
-    created = {topic.name for topic in missing}
     return [
-        Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
-        if topic.name in created
-        else _compare(topic, found[topic.name], layout.replication)
+        _compare(topic, found[topic.name], layout.replication)
+        if topic.name in found
+        else Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
         for topic in wanted
     ]
 
@@ -187,7 +159,7 @@ def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[F
 def check(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
     """Compare every topic with its wanted configuration."""
     with readable_errors(connection):
-        found = _find(admin_client(connection), names)
+        found = _find_readable(admin_client(connection), names)
     return [
         _compare(topic, found[topic.name], layout.replication)
         if topic.name in found
@@ -217,34 +189,29 @@ def _compare(wanted: WantedTopic, found: FoundTopic, replication: int | None) ->
     )
 
 
-def _find(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
+def find(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
+    """Return the topics that exist."""
     topics = existing_topics(admin, [topic.name for topic in TopicLayout().topics(names, 1)])
-    settings, errors = settings_of(admin, topics)
-    for name, error in errors.items():
-        raise FailedError(f"the settings of {name} cannot be read: {error}")
-    return {
-        name: FoundTopic(
-            name=name,
-            partitions=len(topic.partitions),
-            replicas=min((len(partition.replicas) for partition in topic.partitions.values()), default=0),
-            settings=settings[name],
-        )
-        for name, topic in topics.items()
-    }
-
-
-def settings_of(admin: AdminClient, topics: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return the settings of topics, and, for those that cannot be read, why."""
-    settings: dict[str, dict[str, str]] = {}
-    errors: dict[str, str] = {}
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     answers = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT) if resources else {}
+    found = {}
     for resource, future in answers.items():
+        settings, error, partitions = dict[str, str](), "", topics[resource.name].partitions
         try:
-            settings[resource.name] = {name: entry.value for name, entry in future.result().items()}
-        except KafkaException as error:
-            errors[resource.name] = reason_of(error)
-    return settings, errors
+            settings = {name: entry.value for name, entry in future.result().items()}
+        except KafkaException as refusal:
+            error = reason_of(refusal)
+        replicas = min((len(partition.replicas) for partition in partitions.values()), default=0)
+        found[resource.name] = FoundTopic(partitions=len(partitions), replicas=replicas, settings=settings, error=error)
+    return found
+
+
+def _find_readable(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
+    found = find(admin, names)
+    for name, topic in found.items():
+        if topic.error:
+            raise FailedError(f"the settings of {name} cannot be read: {topic.error}")
+    return found
 
 
 def new_topics(topics: Sequence[WantedTopic], replicas: int) -> list[NewTopic]:
@@ -274,76 +241,69 @@ def wait_for_topics(admin: AdminClient, topics: Collection[str], *, seconds: flo
 # ── at the start of a worker ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def input_partitions(connection: Connection, names: Topics) -> int:
-    """Return the partition count of the inputs; raise `FailedError` if a topic is missing or has a wrong count."""
-    wanted = {topic.name: topic for topic in TopicLayout().topics(names, 0)}
+def topics_at_start(connection: Connection, names: Topics) -> dict[str, FoundTopic]:
+    """Return the topics that exist, with a warning for those whose settings cannot be read."""
     with readable_errors(connection):
-        topics = existing_topics(admin_client(connection), wanted)
-    counts = {name: len(topic.partitions) for name, topic in topics.items()}
+        found = find(admin_client(connection), names)
+    for name, topic in found.items():
+        if topic.error:
+            log.warning("the settings of %s cannot be read, the right ones are assumed: %s", name, topic.error)
+    return found
+
+
+def input_partitions(found: Mapping[str, FoundTopic], names: Topics) -> int:
+    """Return the partition count of the inputs; raise `FailedError` if a topic is missing or has a wrong count."""
     # Faust creates the changelog if it is missing.
-    missing = [name for name in wanted if name not in counts and name != names.changelog]
-    if missing:
+    wanted = [topic.name for topic in TopicLayout().topics(names, 1) if topic.name != names.changelog]
+    if missing := [name for name in wanted if name not in found]:
         raise FailedError(f"no topic {', '.join(missing)}: create them first (adcascade topics create)")
-    count = counts[names.arrivals]
+    count = found[names.arrivals].partitions
     for name in (names.clicks, names.decisions, names.changelog):
-        if counts.get(name, count) != count:
+        if name in found and found[name].partitions != count:
             raise FailedError(
-                f"{name} has {counts[name]} partitions and {names.arrivals} has {count}: the counts must be equal"
+                f"{name} has {found[name].partitions} partitions and {names.arrivals} has {count}: "
+                "the counts must be equal"
             )
     if count > MOST_PARTITIONS:
         raise FailedError(f"{names.arrivals} has {count} partitions: adcascade supports at most {MOST_PARTITIONS}")
     for name in (names.journal, names.parameters, names.parameters_history):
-        if counts[name] != 1:
-            raise FailedError(f"{name} has {counts[name]} partitions: it must have one, for a total order")
+        if found[name].partitions != 1:
+            raise FailedError(f"{name} has {found[name].partitions} partitions: it must have one, for a total order")
     return count
 
 
-def compressed_inputs(connection: Connection, names: Topics) -> list[str]:
+def compressed_inputs(found: Mapping[str, FoundTopic], names: Topics) -> list[str]:
     """Return a warning for each input topic whose broker does not bound what a batch unpacks to."""
-    inputs = (names.arrivals, names.clicks)
     return [
         f"{name}: {COMPRESSION} is {compression}: set it to {UNCOMPRESSED}, so that the broker refuses a small batch "
         "that unpacks to more than the memory of a worker (adcascade topics check)"
-        for name, compression in _read_setting(connection, inputs, COMPRESSION, UNCOMPRESSED).items()
-        if compression != UNCOMPRESSED
+        for name in (names.arrivals, names.clicks)
+        if (compression := found[name].settings.get(COMPRESSION, UNCOMPRESSED)) != UNCOMPRESSED
     ]
 
 
-def largest_record(connection: Connection, names: Topics) -> int:
+def largest_record(found: Mapping[str, FoundTopic], names: Topics) -> int:
     """Return the bytes of the largest record, or batch, that every output topic takes; at most `MOST_BYTES`.
 
     Raise `FailedError` if that is less than a worker needs.
     """
-    outputs = (names.journal, names.dead_letters, names.changelog, names.decisions)
-    sizes = _largest(connection, outputs, DEFAULT_BYTES)
-    for name, size in sizes.items():
+    largest = MOST_BYTES
+    for name in (names.journal, names.dead_letters, names.changelog, names.decisions):
+        size = int(found[name].settings.get(SIZE, DEFAULT_BYTES)) if name in found else DEFAULT_BYTES
         if size < LEAST_BYTES:
             raise FailedError(f"{name}: {SIZE} is {size}, less than {LEAST_BYTES}; raise it")
         if size < MOST_BYTES:
             log.warning("%s: %s is %d; larger outputs become dead letters of their input", name, SIZE, size)
-    return min([MOST_BYTES, *sizes.values()])
+        largest = min(largest, size)
+    return largest
 
 
-def largest_version(connection: Connection, names: Topics) -> int:
+def largest_version(found: Mapping[str, FoundTopic], names: Topics) -> int:
     """Return the bytes of the largest version that the parameters topic takes; at most `VERSION_BYTES`."""
-    size = _largest(connection, (names.parameters,), VERSION_BYTES).get(names.parameters, VERSION_BYTES)
+    size = int(found[names.parameters].settings.get(SIZE, VERSION_BYTES))
     if size < VERSION_BYTES:
         log.warning(
             "%s: %s is %d; a version that is larger cannot be published. Set it to %d",
             *(names.parameters, SIZE, size, VERSION_BYTES),
         )
     return min(VERSION_BYTES, size)
-
-
-def _largest(connection: Connection, topics: Sequence[str], default: int) -> dict[str, int]:
-    return {name: int(text) for name, text in _read_setting(connection, topics, SIZE, str(default)).items()}
-
-
-def _read_setting(connection: Connection, topics: Sequence[str], setting: str, default: str) -> dict[str, str]:
-    """Return a setting of the topics that exist and can be read; log a warning for the others."""
-    with readable_errors(connection):
-        admin = admin_client(connection)
-        settings, errors = settings_of(admin, existing_topics(admin, topics))
-    for name, error in errors.items():
-        log.warning("%s of %s cannot be read, %s is assumed: %s", setting, name, default, error)
-    return {name: values.get(setting, default) for name, values in settings.items()}

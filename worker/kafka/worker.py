@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
-from worker.kafka.driver import DriverOptions
-from worker.kafka.monitor import WorkerMonitor
-from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
+from worker.kafka.monitor import WorkerMonitor, count_report
+from worker.kafka.parameters import PublishedParameters, VersionReader, published_versions, with_dimension
 from worker.kafka.partitions import Partitions
-from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
-from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version
-from worker.kafka.versions import VersionReader
+from worker.kafka.topics import (
+    compressed_inputs,
+    input_partitions,
+    largest_record,
+    largest_version,
+    topics_at_start,
+)
 from worker.metrics import Metrics
 from worker.runtime.clock import clock_of
 from worker.runtime.learner_process import LearnerProcess
@@ -43,35 +47,37 @@ def run_worker(settings: WorkerSettings) -> int:
     do.
     """
     connection, topics = settings.connection, settings.topics
-    count = input_partitions(connection, topics)
-    most_bytes = largest_record(connection, topics)
+    found = topics_at_start(connection, topics)
+    count, most_bytes = input_partitions(found, topics), largest_record(found, topics)
     history = published_versions(connection, topics)
     learning = with_dimension(settings.learning, settings.dim, history)
     first = Parameters.first(learning, settings.arms)
     if not history:
-        check_size(first.arms, first.model, largest_version(connection, topics), settings=first.settings)
-    for line in compressed_inputs(connection, topics):
+        check_size(first, largest_version(found, topics))
+    for line in compressed_inputs(found, topics):
         log.warning(line)
     warn(settings, learning, history)
     most_sessions = settings.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
     metrics = Metrics()
-    catalogue = CatalogueCheck(settings.arms, metrics.troubles)
-    catalogue.start(history[-1] if history else None)
-    processors = StreamProcessors(
-        PublishedParameters(first, history, metrics),
+    parameters = PublishedParameters(first, history, metrics)
+    versions = VersionReader(connection, topics, parameters, metrics.troubles)
+    partitions = Partitions(
+        parameters,
         topics,
         metrics,
+        know_versions=versions.catch_up,
         clock=clock_of(settings.clock_file),
         limits=settings.limits,
         secret=settings.secret,
         max_open_sessions=most_sessions,
-        partitions=count,
+        count=count,
         most_bytes=most_bytes,
     )
-    worker = Worker(settings, processors, learning, catalogue, metrics, count=count, most_bytes=most_bytes)
+    app = _make_app(settings, learning, partitions, versions, metrics, count)
+    unready = partial(_unready, app, versions, parameters)
     routes = {
-        **operations(metrics.registry, worker.unready, metrics.trouble_lines),
-        **status_routes(metrics, runner="worker", unready=worker.unready, clock=processors.clock),
+        **operations(metrics.registry, unready, metrics.trouble_lines),
+        **status_routes(metrics, runner="worker", unready=unready, clock=partitions.clock),
     }
     with WebServer(routes, host=settings.web_host, port=settings.web_port) as server:
         log.info(
@@ -79,67 +85,47 @@ def run_worker(settings: WorkerSettings) -> int:
             *(topics.prefix, ",".join(connection.servers), server.url),
             extra={"fields": {"url": server.url, "partitions": count, "max_open_sessions": most_sessions}},
         )
-        code = worker.run()
+        collect_garbage_rarely()
+        let_the_loop_go_first()
+        code = run_app(app)
     log.info("worker: stopped", extra={"fields": {"code": code}})
     return code
 
 
-class Worker:
-    """The parts of a worker whose inputs have `count` partitions."""
+def _make_app(
+    settings: WorkerSettings,
+    learning: LearningSettings,
+    partitions: Partitions,
+    versions: VersionReader,
+    metrics: Metrics,
+    count: int,
+) -> WorkerApp:
+    learner = LearnerProcess(settings.learner, partial(count_report, metrics), metrics.troubles)
+    catalogue = CatalogueCheck(settings.arms, metrics.troubles)
+    history = partitions.parameters.history
+    catalogue.start(history[-1] if history else None)
+    monitor = WorkerMonitor(partitions, learner, learning, catalogue, metrics)
+    progress = ProgressReporter(count=count, clock=partitions.clock, interval=settings.progress_interval)
+    background = [
+        versions.run,
+        supervised(lambda: progress.run(app), metrics.troubles, name="progress"),
+        supervised(lambda: monitor.run(app), metrics.troubles, name="monitor"),
+    ]
+    app = worker_app(settings, partitions, learner, count=count, background=background)
+    return app
 
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        processors: StreamProcessors,
-        learning: LearningSettings,
-        catalogue: CatalogueCheck,
-        metrics: Metrics,
-        *,
-        count: int,
-        most_bytes: int,
-    ) -> None:
-        troubles, topics = metrics.troubles, settings.topics
-        self._parameters = processors.parameters
-        self._versions = VersionReader(settings.connection, topics, processors.parameters, troubles)
-        learner = LearnerProcess(settings.learner, processors.on_learner_status, troubles)
-        partitions = Partitions(processors, topics, know_versions=self._versions.catch_up, most_bytes=most_bytes)
-        progress = ProgressReporter(count=count, clock=processors.clock, interval=settings.progress_interval)
-        monitor = WorkerMonitor(processors, learner, learning, catalogue, metrics)
-        self._app: WorkerApp = worker_app(
-            DriverOptions(
-                connection=settings.connection,
-                topics=topics,
-                group=settings.group,
-                session_timeout=settings.member_timeout,
-            ),
-            partitions,
-            learner,
-            count=count,
-            replication=settings.changelog_replication,
-            background=[
-                self._versions.run,
-                supervised(lambda: progress.run(self._app), troubles, name="progress"),
-                supervised(lambda: monitor.run(self._app), troubles, name="monitor"),
-            ],
-        )
 
-    def run(self) -> int:
-        """Run until SIGTERM or SIGINT (0) or a failure (1)."""
-        collect_garbage_rarely()
-        let_the_loop_go_first()
-        return run_app(self._app)
-
-    def unready(self) -> str | None:
-        """Return why this worker does not serve at present, or None if it does."""
-        if self._app.failure is not None:
-            return "it has failed and ends"
-        if self._parameters.version < 0:
-            return "no parameters are published yet: the learner of one worker publishes version 0"
-        if not self._versions.ready:
-            return "the parameters are being read"
-        if not self._app.serves:
-            return "it joins its group, or recovers its sessions"
-        return None
+def _unready(app: WorkerApp, versions: VersionReader, parameters: PublishedParameters) -> str | None:
+    """Return why a worker does not serve at present, or None if it does."""
+    if app.failure is not None:
+        return "it has failed and ends"
+    if parameters.version < 0:
+        return "no parameters are published yet: the learner of one worker publishes version 0"
+    if not versions.ready:
+        return "the parameters are being read"
+    if not app.serves:
+        return "it joins its group, or recovers its sessions"
+    return None
 
 
 def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence[Parameters]) -> None:

@@ -9,11 +9,9 @@ Rules that hold in this file:
 
 - Records are read back to the byte. JSON cannot hold bytes that are not UTF-8. Such a key or payload is written as
   base64 in `key_base64` or `payload_base64`, such header values in `headers_base64`. kcat writes these bytes as they
-  are, so that its line is not valid JSON; the reader accepts that too.
+  are, which is not valid JSON; the reader replaces them (U+FFFD). Workers make dead letters of such records anyway.
 - `payload` is a string, null, or JSON itself (the result of ``jq '.payload |= fromjson'``): then its text is the value.
   `ts` may be missing (kcat omits it if the broker has none) and is −1 then. Other fields are ignored.
-- A record that would make a line longer than `MOST_LINE` is written with the first bytes of its value. Headers have the
-  length and the hash of the whole.
 - gzip is recognised by its first bytes, so standard input may be compressed. One line is in memory at a time.
 - The error for a bad line has its number, counted from 1. Reading stops there, or continues and counts (`skip_bad`).
 """
@@ -22,7 +20,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import sqlite3
 import sys
 import zlib
@@ -39,7 +36,7 @@ from msgspec import Meta, Raw
 
 from worker.errors import AdcascadeError, FailedError, InputError
 from worker.stream.events import MOST
-from worker.stream.topology import CUT_BYTES, Record, whole_value
+from worker.stream.topology import Record
 
 #: Longest line accepted; a version of 20,000 arms and 64 features has 18 MB.
 MOST_LINE: Final = 64 * 1024 * 1024
@@ -101,19 +98,7 @@ def encode_line(record: Record, headers: Headers = ()) -> bytes:
             )
     _put(line, "key", record.key)
     _put(line, "payload", record.value)
-    text = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
-    if len(text) > MOST_LINE and len(record.value or b"") > CUT_BYTES:
-        return encode_line(*cut(record, headers))
-    return text
-
-
-def cut(record: Record, headers: Headers = ()) -> tuple[Record, Headers]:
-    """Return a record with the first bytes of its value, and headers with the length and hash of the whole.
-
-    Only a record of a client can be that large, and the workers made a dead letter of it, so a replay leaves it out.
-    """
-    value = record.value or b""
-    return record._replace(value=value[:CUT_BYTES]), [*headers, ("adcascade.cut", b"value"), *whole_value(value)]
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _put(line: dict[str, Any], name: str, value: bytes | None) -> None:
@@ -141,7 +126,7 @@ def decode_line(text: bytes, number: int = 1) -> Line:
         try:
             return _line(_decode_envelope(text), number)
         except UnicodeDecodeError:
-            return _line(_decode_envelope(_raw_bytes_in_base64(text)), number)
+            return _line(_decode_envelope(text.decode(errors="replace").encode()), number)
     except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
         raise BadLineError(f"line {number}: {_defect(error)}") from None
 
@@ -188,34 +173,10 @@ def _pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(str(name), value) for name, value in zip(flat[::2], flat[1::2], strict=True)]
 
 
-def _raw_bytes_in_base64(text: bytes) -> bytes:
-    """Rewrite a line of kcat with bytes that are not UTF-8: those bytes become base64."""
-    escaped = "surrogateescape"
-    document = json.loads(text.decode("utf-8", escaped), strict=False)
-    if not isinstance(document, dict):
-        raise ValueError("not an object")
-    if not str(document.get("topic")).isprintable():
-        raise ValueError("the topic is not UTF-8")
-    for name in ("key", "payload"):
-        value = document.get(name)
-        if value is not None:
-            content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            if content:
-                document[f"{name}_base64"] = _base64(content.encode("utf-8", escaped))
-                del document[name]
-    headers = document.pop("headers", None)
-    if headers is not None:
-        document["headers_base64"] = [
-            part if i % 2 == 0 or part is None else _base64(str(part).encode("utf-8", escaped))
-            for i, part in enumerate(_listed(headers))
-        ]
-    return json.dumps(document).encode()
-
-
 def _defect(error: Exception) -> str:
     if isinstance(error, msgspec.ValidationError):
         return str(error).replace("Object missing required field", "there is no").replace("`", "")
-    if isinstance(error, msgspec.DecodeError | json.JSONDecodeError):
+    if isinstance(error, msgspec.DecodeError):
         return f"not JSON ({error})"
     if isinstance(error, Base64Error):
         return "invalid base64"

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final, TypeAlias
 
@@ -32,13 +34,24 @@ from worker.kafka.clients import (
     topic_reader,
 )
 from worker.kafka.connection import Connection
-from worker.logs.format import NO_TIMESTAMP, Headers, cannot_sort, encode_line, temporary_database
-from worker.logs.recording import Recorded, Span, full_names
+from worker.logs.format import NO_TIMESTAMP, Headers, LogWriter, cannot_sort, encode_line, temporary_database
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 HOLD: Final = 500  # milliseconds that a live record waits for earlier records of other partitions
 PATIENCE: Final = 30.0  # seconds without a record before the end offsets, after which recording fails
 _POLL: Final = 0.1  # seconds
+
+#: The order of requests for end offsets: decisions follow from parameters, these from the journal, that from traffic.
+MADE_FIRST: Final = (
+    "decisions",
+    "episodes",
+    "dead-letters",
+    "parameters-history",
+    "parameters",
+    "journal",
+    "clicks",
+    "arrivals",
+)
 
 #: A partition: topic and number.
 Place: TypeAlias = tuple[str, int]
@@ -46,6 +59,35 @@ Place: TypeAlias = tuple[str, int]
 _TABLES: Final = """
     CREATE TABLE held (time, place, offset, timestamp, line, PRIMARY KEY (time, place, offset)) WITHOUT ROWID;
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The span of a recording; times in milliseconds since the epoch.
+
+    It begins at the offset `start` of every partition, at the time `since`, or at the beginning. It ends at the time
+    `until`, or at the end of the topics when it begins; a `live` one ends when it is stopped.
+    """
+
+    start: int | None = None
+    since: int | None = None
+    until: int | None = None
+    live: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Recorded:
+    """The result; `gone` counts records of the parameters that compaction or retention has removed."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # by topic
+    gone: int = 0
+    first: int | None = None
+    last: int | None = None
+
+    @property
+    def records(self) -> int:
+        """Number of all records."""
+        return self.counts.total()
 
 
 class TimeOrder:
@@ -103,47 +145,57 @@ class TimeOrder:
 
 
 class Recorder:
-    """One recording, of the topics with these names (without prefix).
+    """One recording, of the topics with these names (without prefix); raise `FailedError` if one does not exist."""
 
-    `write` receives the line of every record, in order. `report` receives the number of records of the recording
-    (None: unknown) and the number just written. `flush` is called about once a second in a live recording.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        topics: Topics,
-        names: Sequence[str],
-        span: Span,
-        *,
-        write: Callable[[bytes], None],
-        report: Callable[[int | None, int], None] = lambda total, written: None,
-        flush: Callable[[], None] = lambda: None,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-    ) -> None:
+    def __init__(self, connection: Connection, topics: Topics, names: Collection[str], span: Span) -> None:
         self._connection = connection
-        self._topics = full_names(topics, names)
+        self._topics = [f"{topics.prefix}.{name}" for name in MADE_FIRST if name in names]
         self._parameters = topics.parameters
         self._from_beginning = frozenset((topics.parameters, topics.parameters_history))
         self._span = span
-        self._write, self._report, self._flush, self._clock = write, report, flush, clock
-        self._places: list[Place] = []
+        counts = partition_counts(connection, *self._topics)
+        self._places = [(topic, partition) for topic in self._topics for partition in range(counts[topic])]
         self._starts: dict[Place, int] = {}
         self._limits: dict[Place, int] | None = None
         self._ended: set[Place] = set()
         self._total: int | None = None
         self.result = Recorded()
 
-    def run(self, stopped: Callable[[], bool]) -> Recorded:
-        """Record; once `stopped` returns true, end at the current end of the topics."""
-        counts = partition_counts(self._connection, *self._topics)
-        self._places = [(topic, partition) for topic in self._topics for partition in range(counts[topic])]
+    def run(self, log: LogWriter, stopped: Callable[[], bool], report: Callable[[int | None, int], None]) -> Recorded:
+        """Record; once `stopped` returns true, end at the current end of the topics.
+
+        `report` receives the number of records of the recording (None: unknown) and the number just written.
+        """
         with (
             readable_errors(self._connection),
             topic_reader(self._connection, fetch_message_max_bytes=1 << 20) as reader,
             closing(TimeOrder(self._places)) as order,
         ):
-            self._record(reader, order, stopped)
+            self._starts = self._find_starts(reader.admin)
+            reader.read_from(self._starts)
+            moved = flushed = time.monotonic()
+            while True:
+                if self._limits is None and ((stop := stopped()) or self._is_due()):
+                    self._limits = self._find_limits(reader.admin, stop)
+                    self._total = sum(max(0, self._limits[place] - start) for place, start in self._starts.items())
+                    report(self._total, 0)
+                written = self._write_ordered(log, order, self._exhausted(reader))
+                if written:
+                    report(self._total, written)
+                if len(self._ended) == len(self._places):
+                    break
+                messages = reader.poll(_POLL)
+                now = time.monotonic()
+                for message in messages:
+                    order.add(record_of(message), tuple(message.headers() or ()))
+                if messages:
+                    moved = now
+                elif self._limits is not None and now - moved > PATIENCE:
+                    raise FailedError(self._stuck(reader))
+                if self._span.live and now - flushed > 1.0:
+                    log.flush()
+                    flushed = now
+        self._count_gone()
         return self.result
 
     # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -173,38 +225,9 @@ class Recorder:
     def _is_due(self) -> bool:
         """Return whether the end is due without `stop`."""
         span = self._span
-        return span.until <= self._clock() if span.until is not None else not span.live
+        return span.until <= _now() if span.until is not None else not span.live
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _record(self, reader: TopicReader, order: TimeOrder, stopped: Callable[[], bool]) -> None:
-        self._starts = self._find_starts(reader.admin)
-        reader.read_from(self._starts)
-        moved = flushed = time.monotonic()
-        while True:
-            if self._limits is None and ((stop := stopped()) or self._is_due()):
-                self._set_limits(self._find_limits(reader.admin, stop))
-            self._write_ordered(order, self._exhausted(reader))
-            if len(self._ended) == len(self._places):
-                break
-            messages = reader.poll(_POLL)
-            now = time.monotonic()
-            for message in messages:
-                order.add(record_of(message), tuple(message.headers() or ()))
-            if messages:
-                moved = now
-            elif self._limits is not None and now - moved > PATIENCE:
-                raise FailedError(self._stuck(reader))
-            if self._span.live and now - flushed > 1.0:
-                self._flush()
-                flushed = now
-        self._count_gone()
-
-    def _set_limits(self, limits: dict[Place, int]) -> None:
-        """Set the offsets at which to end."""
-        self._limits = limits
-        self._total = sum(max(0, limits[place] - start) for place, start in self._starts.items())
-        self._report(self._total, 0)
 
     def _exhausted(self, reader: TopicReader) -> set[Place]:
         """Return the partitions without further records; with limits, mark those that have reached theirs."""
@@ -216,22 +239,18 @@ class Recorder:
                 reader.pause(*place)
         return self._ended
 
-    def _write_ordered(self, order: TimeOrder, exhausted: set[Place]) -> None:
-        """Write the records whose order is certain."""
-        result, limits, write = self.result, self._limits, self._write
-        written = 0
-        before = inf if limits is not None else self._clock() - HOLD
-        for place, offset, stamp, line in order.drain(exhausted, before):
+    def _write_ordered(self, log: LogWriter, order: TimeOrder, exhausted: set[Place]) -> int:
+        """Write the records whose order is certain; return their number."""
+        result, limits, before = self.result, self._limits, log.lines
+        for place, offset, stamp, line in order.drain(exhausted, inf if limits is not None else _now() - HOLD):
             if limits is not None and offset >= limits[place]:
                 continue
-            write(line)
+            log.write_line(line)
             result.counts[place[0]] += 1
             if stamp != NO_TIMESTAMP:
                 result.first = stamp if result.first is None else min(result.first, stamp)
                 result.last = stamp if result.last is None else max(result.last, stamp)
-            written += 1
-        if written:
-            self._report(self._total, written)
+        return log.lines - before
 
     def _count_gone(self) -> None:
         """Count the versions that were removed from the topic."""
@@ -246,6 +265,10 @@ class Recorder:
                 where = f"{place[0]}, partition {place[1]}, from offset {position} to {limits[place]}"
                 return f"no record for {PATIENCE:.0f} s of {where}: is a transaction open, or a broker down?"
         return f"no record for {PATIENCE:.0f} s"
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _offsets(admin: AdminClient, places: Collection[Place], spec: OffsetSpec) -> dict[Place, int]:

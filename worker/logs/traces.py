@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, UNREADABLE, Entry, OrderedLog
+from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
 from worker.stream.features import context_encoder
@@ -94,7 +94,6 @@ class TraceReader:
             DECISION: self._read_decision,
             CLICK: self._read_click,
             FACT: self._read_fact,
-            UNREADABLE: lambda entry: unreadable(entry, "it is not a decision"),
         }
 
     def read(self, entries: Iterable[Entry]) -> Iterator[SessionTrace]:

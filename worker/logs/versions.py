@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, Final, Literal
 
@@ -58,32 +59,24 @@ class RecordedVersion:
 
 
 class RecordedVersions:
-    """All versions of a log, whose bytes are in a table of this database."""
+    """All versions of a log, whose bytes are in the table of records of this database."""
 
     def __init__(self, findings: Findings, database: sqlite3.Connection) -> None:
         self.known: dict[int, RecordedVersion] = {}
         self._findings = findings
         self._database = database
-        self._database.execute("CREATE TABLE versions (id INTEGER PRIMARY KEY, value)")
         self._planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
-        self._seen: set[tuple[bool, int, int]] = set()
-        self._starts: list[int] = []
-        self._newest: list[int] = []
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, value: bytes | None, *, at: tuple[int, int], line: int, published: bool = True) -> None:
-        """Add a record of the parameters or, not `published`, of their history; `at` is its partition and offset."""
-        if (published, *at) in self._seen:
-            return
-        self._seen.add((published, *at))
+    def add(self, value: bytes | None, *, row: int, line: int, published: bool = True) -> None:
+        """Add a record of the parameters or, not `published`, of their history; `row` is that of the database."""
         try:
             parameters = decode_parameters(value or b"")
         except ParametersError as error:
-            if not published:
-                return
-            expected, number = "a readable version", _number(value)
-            self._findings.add(Mismatch("version", "record", expected, str(error), line=line, version=number))
+            if published:
+                expected, number = "a readable version", _number(value)
+                self._findings.add(Mismatch("version", "record", expected, str(error), line=line, version=number))
             return
         sha256 = orjson.loads(value or b"")["sha256"]
         known = self.known.get(parameters.version)
@@ -103,14 +96,9 @@ class RecordedVersions:
             self._findings.add(Mismatch("version", name, known.sha256, sha256, line=line, version=parameters.version))
             return
         known.published |= published
-        self._keep(known, parameters, value or b"")
-
-    def _keep(self, version: RecordedVersion, parameters: Parameters, value: bytes) -> None:
-        if any(kept.journal_offset == parameters.journal_offset for kept in version.records):
-            return
-        row = self._database.execute("INSERT INTO versions (value) VALUES (?)", [value]).lastrowid or 0
-        version.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, row))
-        version.records.sort(key=lambda kept: kept.journal_offset)
+        if all(kept.journal_offset != parameters.journal_offset for kept in known.records):
+            known.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, row))
+            known.records.sort(key=lambda kept: kept.journal_offset)
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,10 +106,17 @@ class RecordedVersions:
         """Return a version from one of its records, by default the first."""
         record = record or self.known[version].records[0]
         try:
-            (value,) = self._database.execute("SELECT value FROM versions WHERE id = ?", [record.row]).fetchone()
+            (value,) = self._database.execute("SELECT value FROM records WHERE row = ?", [record.row]).fetchone()
         except sqlite3.Error as error:
             raise cannot_sort(error) from None
         return decode_parameters(value)
+
+    def read_with_history(self, version: int, record: PublishedVersion | None = None) -> list[Parameters]:
+        """Return a version with those before it that a learner needs, as far as the log has them, the oldest first."""
+        history = [self.read(version, record)]
+        while len(history) < KEPT and (before := history[0].version - 1) in self.known:
+            history.insert(0, self.read(before))
+        return history
 
     def planner(self, version: int) -> SlatePlanner:
         """Return the planner of a version."""
@@ -149,22 +144,31 @@ class RecordedVersions:
 
     def called_for(self, time: int) -> int | None:
         """Return the newest version of the log that was in force at a time."""
-        if len(self._starts) != len(self.known):
-            self._index()
-        index = bisect_right(self._starts, time)
-        return self._newest[index - 1] if index else None
+        return self._in_force(time)
 
-    def _index(self) -> None:
-        """Sort by `effective_at`, which does not always rise with the version: an arm may take effect later."""
-        ordered = sorted((version.effective_at, number) for number, version in self.known.items())
-        self._starts = [start for start, _ in ordered]
-        self._newest = list(accumulate((number for _, number in ordered), max))
+    @cached_property
+    def _in_force(self) -> Callable[[int], int | None]:
+        return in_force({number: version.effective_at for number, version in self.known.items()})
 
     def judge(self, version: int, time: int) -> Literal["called for", "stale", "not in force"]:
         """Return whether a version of the log may serve an arrival of this time."""
         if self.known[version].effective_at <= time:
             return "called for" if version == self.called_for(time) else "stale"
         return "stale" if 0 < version <= max(self.known) - KEPT + 1 else "not in force"
+
+
+def in_force(effective_at: Mapping[int, int]) -> Callable[[int], int | None]:
+    """Return a function of time: the newest of these versions that was in force then.
+
+    >>> at = in_force({0: 0, 1: 2000, 2: 1000})
+    >>> [at(time) for time in (-1, 999, 1000, 2000)]
+    [None, 0, 2, 2]
+    """
+    # `effective_at` does not always rise with the version: an arm may take effect later.
+    ordered = sorted((start, number) for number, start in effective_at.items())
+    starts = [start for start, _ in ordered]
+    newest = [None, *accumulate((number for _, number in ordered), max)]
+    return lambda time: newest[bisect_right(starts, time)]
 
 
 def _number(value: bytes | None) -> int | None:

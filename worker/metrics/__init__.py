@@ -6,7 +6,7 @@ No HTTP here, and nothing that changes a decision.
 
 from __future__ import annotations
 
-from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES, POSITIONS, MetricSpec
+from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES, MetricSpec
 from worker.metrics.exposition import imbalances
 from worker.metrics.history import Histogram, Snapshot, Window
 from worker.metrics.observer import Metrics
@@ -15,7 +15,6 @@ __all__ = [
     "CATALOGUE",
     "CONSUMED",
     "IDENTITIES",
-    "POSITIONS",
     "Histogram",
     "MetricSpec",
     "Metrics",

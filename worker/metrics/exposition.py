@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from worker import __version__
-from worker.metrics.catalogue import CATALOGUE, MOST_POSITIONS, POSITIONS
-from worker.metrics.history import Snapshot
+from worker.metrics.catalogue import CATALOGUE, MOST_POSITIONS, POSITIONS, MetricSpec
+from worker.metrics.history import Histogram, Snapshot
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
 from worker.stream.session import ENDINGS
 from worker.stream.topology import Tally
@@ -47,20 +47,23 @@ def imbalances(tally: Tally, sessions: int, parked: int) -> dict[str, int]:
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield every metric of the catalogue, in its order; one without data has no series."""
-    series = {name: {(): value} for name, value in snapshot.numbers.items()} | _labelled(snapshot)
+    series: dict[str, Series] = {name: {(): value} for name, value in snapshot.numbers.items()}
+    series |= _labelled(snapshot)
     for spec in CATALOGUE:
         name = spec.name.removeprefix("adcascade_")
-        if spec.kind == "histogram":
-            family = HistogramMetricFamily(spec.name, spec.help, labels=list(spec.labels))
-            for labels, histogram in snapshot.histograms[name].items():
-                family.add_metric(list(labels), histogram.buckets(), histogram.sum)
-            yield family
-            continue
-        kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-        numbers = kind(spec.name, spec.help, labels=list(spec.labels))
-        for labels, value in series.get(name, {}).items():
-            numbers.add_metric(list(labels), float(value))
-        yield numbers
+        yield family(spec, snapshot.now.histograms[name] if spec.kind == "histogram" else series.get(name, {}))
+
+
+def family(spec: MetricSpec, series: Mapping[tuple[str, ...], float | Histogram]) -> Metric:
+    """Return a metric with its series, by the values of its labels."""
+    kind = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}[spec.kind]
+    made: Any = kind(spec.name, spec.help, labels=list(spec.labels))
+    for labels, value in series.items():
+        if isinstance(value, Histogram):
+            made.add_metric(list(labels), value.buckets(), value.sum)
+        else:
+            made.add_metric(list(labels), float(value))
+    return cast(Metric, made)
 
 
 def _labelled(snapshot: Snapshot) -> dict[str, Series]:

@@ -10,8 +10,8 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,6 @@ from worker.stream.episodes import Answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
-from worker.stream.versions import KEPT
 
 MOST_WINDOWS: Final = 240
 MOST_MARKS: Final = 16
@@ -59,25 +58,25 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the counts at or below each bound."""
-        total, buckets = 0, []
-        for bound, count in zip((*map(str, map(float, self.bounds)), "+Inf"), self.counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets
+        bounds = (*map(str, map(float, self.bounds)), "+Inf")
+        return [(bound, float(total)) for bound, total in zip(bounds, accumulate(self.counts), strict=True)]
 
+    def quantile(self, share: float, before: Histogram | None = None) -> float | None:
+        """Return the bound at or below which a share of the observations lies; None beyond the last bound.
 
-def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """Return the bound at or below which a share of the observations lies; None without any, or beyond the last bound.
+        With an earlier state of the same histogram, only later observations count, if there are any.
 
-    >>> quantile((0.1, 1.0), (98, 2, 0), 0.5), quantile((0.1, 1.0), (98, 2, 0), 0.99)
-    (0.1, 1.0)
-    """
-    wanted, seen = share * sum(counts), 0
-    for bound, count in zip(bounds, counts, strict=False):
-        seen += count
-        if seen and seen >= wanted:
-            return float(bound)
-    return None
+        >>> histogram = Histogram((0.1, 1.0))
+        >>> histogram.observe(0.05, times=98), histogram.observe(0.5, times=2)
+        (None, None)
+        >>> histogram.quantile(0.98), histogram.quantile(0.99), histogram.quantile(1.0, Histogram((0.1, 1.0)))
+        (0.1, 1.0, 1.0)
+        """
+        later = [now - then for now, then in zip(self.counts, before.counts, strict=True)] if before else []
+        counts = later if any(later) else self.counts
+        wanted = share * sum(counts)
+        sums = zip(self.bounds, accumulate(counts), strict=False)
+        return next((float(bound) for bound, seen in sums if seen and seen >= wanted), None)
 
 
 # ── windows and marks ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -101,14 +100,12 @@ class Window:
 class Mark:
     """All counts since the process started, at one event time.
 
-    `durations`, `delays` and, by stage, `stages` are counts of histograms.
+    `histograms` are by name, without the prefix `adcascade_`, and then by the values of the labels.
     """
 
     time: int
     tally: Tally
-    durations: tuple[int, ...]
-    delays: tuple[int, ...]
-    stages: Mapping[str, tuple[int, ...]]
+    histograms: Mapping[str, Mapping[tuple[str, ...], Histogram]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +113,8 @@ class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
     `contexts` are packed contexts of recent users, of the same length. `answering` has the lowest answer rates.
-    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`; `histograms` likewise, and then
-    by the values of the labels.
-    `scored_windows` counts the windows whose true value is known, which happens in simulated traffic only.
+    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`. `scored_windows` counts the
+    windows whose true value is known, which happens in simulated traffic only.
     """
 
     now: Mark
@@ -128,7 +124,6 @@ class Snapshot:
     parameters: Parameters | None
     answering: Answering | None
     numbers: Mapping[str, float]
-    histograms: Mapping[str, Mapping[tuple[str, ...], Histogram]]
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]
     horizon: int
@@ -140,37 +135,6 @@ class Snapshot:
     def since(self) -> Mark | None:
         """The oldest mark, where "lately" begins; None just after the start."""
         return self.marks[0] if self.marks else None
-
-
-class MetricsHistory:
-    """Keep the last windows and marks; not thread-safe, the owner holds a lock."""
-
-    def __init__(self) -> None:
-        self.windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
-        self.marks: deque[Mark] = deque(maxlen=MOST_MARKS)
-        self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share allowed to explore
-
-    def version(self, parameters: Parameters) -> None:
-        """Keep the exploration share of a version and the time from which it serves."""
-        self._shares.append((parameters.effective_at, exploration_share(parameters)))
-
-    def episode(self, episode: Episode) -> None:
-        """Keep a closed window; ignore windows that a restarted learner reports again."""
-        if self.windows and episode.window_end <= self.windows[-1].episode.window_end:
-            return
-        share = mean_share(self._shares, episode.window_start, episode.window_end)
-        self.windows.append(Window(episode=episode, allowed=None if share is None else share * episode.sessions))
-
-    def truth(self, window_end: int, *, oracle: float, served: float) -> None:
-        """Add the true values of the best and the served slates to a window."""
-        for index, window in enumerate(self.windows):
-            if window.episode.window_end == window_end:
-                self.windows[index] = replace(window, oracle=oracle, served=served)
-                return
-
-    def wants_mark(self, time: int) -> bool:
-        """Return whether the next mark is due."""
-        return not self.marks or time >= self.marks[-1].time + BETWEEN_MARKS
 
 
 def exploration_share(parameters: Parameters) -> float | None:

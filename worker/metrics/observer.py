@@ -1,12 +1,14 @@
-"""The observer: sum what the runners emit, and hand out snapshots.
+"""The observer: sums what the runners emit, and returns snapshots.
 
 One lock covers every change and every snapshot. So each scrape shows whole batches, and the accounts balance in it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from threading import Lock
 
 from prometheus_client import CollectorRegistry
@@ -15,14 +17,19 @@ from prometheus_client.core import Metric
 from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES, SIMULATED, STAGES
 from worker.metrics.exposition import families, imbalances
 from worker.metrics.history import (
+    BETWEEN_MARKS,
     DELAY_BOUNDS,
     DURATION_BOUNDS,
+    MOST_MARKS,
+    MOST_WINDOWS,
     SIZE_BOUNDS,
     Histogram,
     Mark,
-    MetricsHistory,
     RecentContexts,
     Snapshot,
+    Window,
+    exploration_share,
+    mean_share,
     wrong_scale,
 )
 from worker.metrics.troubles import TroubleLog
@@ -30,6 +37,7 @@ from worker.stream.episodes import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
+from worker.stream.versions import KEPT
 
 #: Counters that are 0 before anything happens; in the series, those of `Tally` come in their place.
 _FROM_ZERO = [
@@ -56,14 +64,20 @@ class Metrics:
         self._lock = Lock()
         self._tally = Tally()
         self._numbers = dict.fromkeys(_FROM_ZERO, 0.0)  # by metric name, without the prefix
-        self._durations, self._sizes, self._delays = map(Histogram, (DURATION_BOUNDS, SIZE_BOUNDS, DELAY_BOUNDS))
-        self._stages = {stage: Histogram(DURATION_BOUNDS) for stage in STAGES}
+        self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
+            "decision_duration_seconds": {(): Histogram(DURATION_BOUNDS)},
+            "batch_records": {(): Histogram(SIZE_BOUNDS)},
+            "arrival_to_decision_seconds": {(): Histogram(DELAY_BOUNDS)},
+            "stage_seconds": {(stage,): Histogram(DURATION_BOUNDS) for stage in STAGES},
+        }
         self._imbalance = dict.fromkeys(IDENTITIES, 0.0)
         self._lag = dict.fromkeys(CONSUMED, 0.0)
         self._watermark, self._scored_windows = 0, 0
         self._horizon = 1  # the largest of all versions: series must not disappear
         self._parameters: Parameters | None = None
-        self._history = MetricsHistory()
+        self._windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
+        self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+        self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share allowed to explore
         self._answering: Answering | None = None
         self._contexts = RecentContexts()
 
@@ -80,13 +94,13 @@ class Metrics:
         tally, samples = emits[0].tally, [one.sample for one in emits if one.sample is not None]
         with self._lock:
             self._tally.add(tally)
-            self._sizes.observe(records)
+            self._histograms["batch_records"][()].observe(records)
             if decisions := sum(len(one.decisions) for one in emits):
-                self._durations.observe(seconds, decisions)
+                self._histograms["decision_duration_seconds"][()].observe(seconds, decisions)
             kept = [sample for sample in samples if self._contexts.offer(sample)]
         self.troubles.observe(tally)
         for sample in kept:
-            self.troubles.count("contexts")
+            self.troubles.count(contexts=1)
             standardised = self._parameters is not None and self._parameters.settings.standardise
             if not standardised and (wrong := wrong_scale(sample)):
                 self.troubles.add("norms", wrong)
@@ -114,7 +128,10 @@ class Metrics:
             for name in ("parameter_norm", "smallest_eigenvalue"):
                 if (number := getattr(episode, name)) is not None:
                     numbers[name] = number
-            self._history.episode(episode)
+            # A restarted learner reports windows again.
+            if not self._windows or episode.window_end > self._windows[-1].episode.window_end:
+                share = mean_share(self._shares, episode.window_start, episode.window_end)
+                self._windows.append(Window(episode=episode, allowed=None if share is None else share * sessions))
 
     def version(self, parameters: Parameters) -> None:
         """Show a published version."""
@@ -122,7 +139,7 @@ class Metrics:
         with self._lock:
             self._answering = answered
             if self._parameters is None or parameters.version > self._parameters.version:
-                self._history.version(parameters)
+                self._shares.append((parameters.effective_at, exploration_share(parameters)))
             self._parameters = parameters
             self._horizon = max(self._horizon, parameters.settings.horizon)
             self._numbers |= {
@@ -172,7 +189,9 @@ class Metrics:
     def simulated(self, *, oracle: float, served: float, sessions: int, window_end: int) -> None:
         """Count the values of the best and the served slates of a closed window, under the true model."""
         with self._lock:
-            self._history.truth(window_end, oracle=oracle, served=served)
+            for index, window in enumerate(self._windows):
+                if window.episode.window_end == window_end:
+                    self._windows[index] = replace(window, oracle=oracle, served=served)
             self._scored_windows += 1
             for name, value in (
                 ("oracle_reward_total", oracle),
@@ -185,21 +204,21 @@ class Metrics:
     def decided(self, seconds: float, times: int = 1) -> None:
         """Count the time from arrival to first decision, of one session or of several equal ones."""
         with self._lock:
-            self._delays.observe(seconds, times)
+            self._histograms["arrival_to_decision_seconds"][()].observe(seconds, times)
 
     def stages(self, spent: Iterable[tuple[str, float]]) -> None:
         """Count the seconds that lists of records spent in stages."""
         with self._lock:
             for stage, seconds in spent:
-                self._stages[stage].observe(seconds)
+                self._histograms["stage_seconds"][stage,].observe(seconds)
 
     def watermark(self, time: int) -> None:
         """Show the event time (milliseconds) up to which everything is processed."""
         with self._lock:
             self._watermark = time
             self._numbers["watermark_timestamp_seconds"] = time / 1000
-            if self._history.wants_mark(time):
-                self._history.marks.append(self._mark())
+            if not self._marks or time >= self._marks[-1].time + BETWEEN_MARKS:
+                self._marks.append(self._mark())
 
     def consumer_lag(self, topic: str, records: int) -> None:
         """Show the number of unread records of a topic (without prefix)."""
@@ -223,35 +242,19 @@ class Metrics:
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _mark(self) -> Mark:
-        tally = Tally()
-        tally.add(self._tally)
-        return Mark(
-            time=self._watermark,
-            tally=tally,
-            durations=tuple(self._durations.counts),
-            delays=tuple(self._delays.counts),
-            stages={stage: tuple(histogram.counts) for stage, histogram in self._stages.items()},
-        )
+        return Mark(time=self._watermark, tally=deepcopy(self._tally), histograms=deepcopy(self._histograms))
 
     def snapshot(self) -> Snapshot:
         """Return a consistent copy of everything."""
         with self._lock:
             return Snapshot(
                 now=self._mark(),
-                marks=tuple(self._history.marks),
-                windows=tuple(self._history.windows),
+                marks=tuple(self._marks),
+                windows=tuple(self._windows),
                 contexts=self._contexts.newest(),
                 parameters=self._parameters,
                 answering=self._answering,
                 numbers=dict(self._numbers),
-                histograms=deepcopy(
-                    {
-                        "decision_duration_seconds": {(): self._durations},
-                        "batch_records": {(): self._sizes},
-                        "arrival_to_decision_seconds": {(): self._delays},
-                        "stage_seconds": {(stage,): one for stage, one in self._stages.items()},
-                    }
-                ),
                 imbalance=dict(self._imbalance),
                 lag=dict(self._lag),
                 horizon=self._horizon,

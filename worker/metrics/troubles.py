@@ -1,4 +1,4 @@
-"""The active troubles of a process: counted, written to the log at a bounded rate, and held for those who ask."""
+"""The active troubles of a process: counted, logged at a bounded rate, and shown while they are active."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ log = logging.getLogger(__name__)
 ACTIVE: Final = 180.0
 #: Seconds between two log lines of a kind.
 BETWEEN_LINES: Final = 60.0
-
-_COUNTED: Final = ("records", "arrivals", "feedback", "sessions")  # by every batch
-
 
 _NOUNS: Final = {"feedback": "feedback records", "contexts": "sampled contexts"}
 
@@ -92,7 +89,7 @@ class _Kind:
 
 
 class TroubleLog:
-    """Collects the reports of one process; safe to call from any thread.
+    """The reports of one process; safe to call from any thread.
 
     Troubles that happen are reported with `add`, or with `observe` for a whole batch. Troubles that last are reported
     with `set` when they begin, and with `clear` when they end.
@@ -114,42 +111,43 @@ class TroubleLog:
 
     def add(self, name: str, example: str, times: int = 1) -> None:
         """Report a trouble that happened."""
-        now = self._clock()
-        with self._lock:
-            kind = self._count(name, example, times)
-            kind.recent.add(now, times)
-            line = self._line(name, kind, now)
-        if line:
-            log.warning("%s", line)
-
-    def count(self, of: str, times: int = 1) -> None:
-        """Count what the share of a kind refers to."""
-        now = self._clock()
-        with self._lock:
-            self._bases[of].add(now, times)
-
-    def observe(self, tally: Tally) -> None:
-        """Take the counts and the troubles of a batch."""
-        ended = tally.ended.total() - tally.ended["empty"] if tally.ended else 0
-        counts = (tally.arrivals + tally.feedback, tally.arrivals, tally.feedback, ended)
-        now = self._clock()
-        with self._lock:
-            for of, times in zip(_COUNTED, counts, strict=True):
-                if times:
-                    self._bases[of].add(now, times)
-        for name, times, example in tally.troubles:
-            self.add(name, example, times)
+        self._report(name, example, times, lasting=False)
 
     def set(self, name: str, example: str) -> None:
-        """Report a trouble that lasts until `clear`; call again with news as often as you like."""
-        now = self._clock()
+        """Report a trouble that lasts until `clear`; another report replaces the example."""
+        self._report(name, example, 1, lasting=True)
+
+    def _report(self, name: str, example: str, times: int, *, lasting: bool) -> None:
+        now, kind = self._clock(), self._kinds[name]
         with self._lock:
-            kind = self._kinds[name]
-            self._count(name, example, 0 if kind.lasting else 1)
-            kind.lasting = True
+            if not lasting:
+                kind.recent.add(now, times)
+            elif kind.lasting:
+                times = 0  # counted when it began
+            kind.lasting |= lasting
+            kind.total += times
+            kind.since_line += times
+            # Names of arms and errors of the system may be part of it, and it goes into a line of the log.
+            kind.example = "".join(one if one.isprintable() else "?" for one in example[:LONGEST_EXAMPLE])
             line = self._line(name, kind, now)
         if line:
             log.warning("%s", line)
+
+    def count(self, **times: int) -> None:
+        """Count what the shares of kinds refer to."""
+        now = self._clock()
+        with self._lock:
+            for of in times:
+                self._bases[of].add(now, times[of])
+
+    def observe(self, tally: Tally) -> None:
+        """Count a batch and report its troubles."""
+        ended = tally.ended.total() - tally.ended["empty"]
+        records = tally.arrivals + tally.feedback
+        if records or ended:
+            self.count(records=records, arrivals=tally.arrivals, feedback=tally.feedback, sessions=ended)
+        for name, times, example in tally.troubles:
+            self.add(name, example, times)
 
     def clear(self, name: str) -> None:
         """Report that a lasting trouble is over."""
@@ -159,14 +157,6 @@ class TroubleLog:
             kind.logged = float("-inf") if over else kind.logged
         if over:
             log.info("trouble is over: %s", name)
-
-    def _count(self, name: str, example: str, times: int) -> _Kind:
-        kind = self._kinds[name]
-        kind.total += times
-        kind.since_line += times
-        # Names of arms and errors of the system may be part of it, and it goes into a line of the log.
-        kind.example = "".join(one if one.isprintable() else "?" for one in example[:LONGEST_EXAMPLE])
-        return kind
 
     def _line(self, name: str, kind: _Kind, now: float) -> str:
         if now - kind.logged < BETWEEN_LINES or not (active := self._active(name, kind, now)):

@@ -21,8 +21,11 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +39,7 @@ from worker.replay.versions import Origin, Timetable, compare, find_origin, is_l
 from worker.stream.chance import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
-from worker.stream.encoding import encode_journal, encode_opened, encode_progress, fact_of
+from worker.stream.encoding import encode_journal, fact_of
 from worker.stream.events import MOST, Arrival, Decision, Mode, Opened, Progress
 from worker.stream.features import context_encoder
 from worker.stream.learner import Learner
@@ -68,9 +71,7 @@ def relearn(
         origin = find_origin(log, changes=dict(changes or {}), arms=arms)
         learner = Relearner(log, origin, read_timetable(log), report, tolerance=tolerance)
         with stage("learning again", log.entry_count) as bar:
-            for entry in ticking(log.entries(), bar):
-                learner.add(entry)
-            learner.finish()
+            learner.run(ticking(log.entries(), bar))
         return report.describe(log, reader)
 
 
@@ -98,19 +99,13 @@ class Relearner:
         self._offset = 0
         self._unplanned: list[Arrival] = []
         self._has_openings = False  # among the records so far
-        self._same_time: list[Entry] = []  # records with the same time
         self._ids: set[str] = set()  # ids of open sessions
         self._expiring: deque[Arrival] = deque()  # the same by arrival
 
-    def add(self, entry: Entry) -> None:
-        """Add the next record."""
-        if self._same_time and self._same_time[0].time != entry.time:
-            self._handle_same_time()
-        self._same_time.append(entry)
-
-    def finish(self) -> None:
-        """Advance time to its end."""
-        self._handle_same_time()
+    def run(self, entries: Iterable[Entry]) -> None:
+        """Learn from these entries, which are in the order of time, and advance time to its end."""
+        for time, together in groupby(entries, key=attrgetter("time")):
+            self._handle(time, together)
         end = self._end
         if end is None:
             settings = self._learner.settings
@@ -121,71 +116,53 @@ class Relearner:
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _handle_same_time(self) -> None:
+    def _handle(self, time: int, entries: Iterable[Entry]) -> None:
         """Handle all records of one time: arrivals with their recorded slates, and clicks."""
-        entries, self._same_time = self._same_time, []
-        if not entries:
-            return
-        self._advance_to(entries[0].time)
-        over = self._end is not None and entries[0].time > self._end  # the windows of this time stay open
+        self._advance_to(time)
+        if self._end is not None and time > self._end:
+            return  # the windows of this time stay open
         arrivals: dict[Arrival, Entry] = {}
         slates: dict[str, list[Opened]] = {}
         decided: dict[str, Decision] = {}
         for entry in entries:
-            if entry.kind == DECISION:
-                self._read_decision(entry, decided)
-            elif over:
-                continue
-            elif entry.kind == ARRIVAL:
-                arrival = self._arrival(entry, UNLIMITED)
-                if arrival is not None:
-                    arrivals.setdefault(arrival, entry)
-            elif entry.kind == OPENED:
-                opened = _opened(entry)
-                if opened is not None and opened not in slates.setdefault(opened.session_id, []):
-                    slates[opened.session_id].append(opened)
-            elif entry.kind == CLICK:
-                self._read_click(entry)
+            with suppress(Rejected):
+                if entry.kind == ARRIVAL:
+                    arrivals.setdefault(self._arrival(entry, UNLIMITED), entry)
+                elif entry.kind == OPENED:
+                    opened = decode_journal(entry.value)
+                    if isinstance(opened, Opened) and opened not in slates.setdefault(opened.session_id, []):
+                        slates[opened.session_id].append(opened)
+                elif entry.kind == DECISION:
+                    decision = decode_decision(entry.value)
+                    if decision.position == 1:
+                        decided.setdefault(decision.session_id, decision)
+                elif entry.kind == CLICK:
+                    self._read_click(entry)
         self._has_openings |= bool(slates)
         for arrival, entry in arrivals.items():
             known = slates.get(arrival.session_id, [])
             fitting = [o for o in known if o.context == arrival.context and o.exclude == arrival.exclude]
-            if fitting or self._arrival(entry, _limits(entry)) is not None:
+            with suppress(Rejected):
+                if not fitting:
+                    self._arrival(entry, _limits(entry))  # not beyond the default limits
                 self._open(arrival, fitting, decided.get(arrival.session_id))
 
-    def _arrival(self, entry: Entry, limits: Limits) -> Arrival | None:
-        try:
-            settings, current = self._learner.settings, self._learner.current.settings
-            return decode_arrival(
-                entry.value,
-                limits=limits,
-                dim=settings.dim,
-                timestamp=entry.timestamp,
-                grace=settings.grace,
-                encoder=context_encoder(current.features),
-                standardise=current.standardise,
-            )
-        except Rejected:
-            return None
-
-    def _read_decision(self, entry: Entry, decided: dict[str, Decision]) -> None:
-        self._report.decisions += 1
-        try:
-            decision = decode_decision(entry.value)
-        except Rejected:
-            return
-        if decision.parameters_version not in self._log.versions.known:
-            self._report.unverified_because["version"] += 1
-        if decision.position == 1:
-            decided.setdefault(decision.session_id, decision)
+    def _arrival(self, entry: Entry, limits: Limits) -> Arrival:
+        settings, current = self._learner.settings, self._learner.current.settings
+        return decode_arrival(
+            entry.value,
+            limits=limits,
+            dim=settings.dim,
+            timestamp=entry.timestamp,
+            grace=settings.grace,
+            encoder=context_encoder(current.features),
+            standardise=current.standardise,
+        )
 
     def _read_click(self, entry: Entry) -> None:
         # Old feedback, and a position beyond the slate, are harmless here: it counts for its own session or not at all.
         limits = replace(_limits(entry), max_behind_ms=UNLIMITED.max_behind_ms)
-        try:
-            feedback = decode_feedback(entry.value, limits=limits, horizon=MOST, timestamp=entry.timestamp)
-        except Rejected:
-            return
+        feedback = decode_feedback(entry.value, limits=limits, horizon=MOST, timestamp=entry.timestamp)
         self._fact(encode_journal(fact_of(feedback)))
 
     # ── slates ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,9 +179,9 @@ class Relearner:
             modes = (decided.mode,) * len(decided.slate)
             self._pin(arrival, decided.slate, modes, decided.parameters_version)
         if fitting or decided is not None:
-            self._report.pinned += 1
+            self._report.slates_recorded += 1
         else:
-            self._report.planned += 1
+            self._report.slates_planned += 1
             self._unplanned.append(arrival)
             if len(self._unplanned) >= CHUNK:
                 self._plan()
@@ -248,7 +225,7 @@ class Relearner:
             if share == 0:
                 return
             opened = msgspec.structs.replace(opened, share=share)
-        self._fact(encode_opened(opened))
+        self._fact(encode_journal(opened))
 
     def _plan(self) -> None:
         """Plan the sessions without a recorded slate, before a later version is learned."""
@@ -287,7 +264,7 @@ class Relearner:
         self._plan()
         if time > self._progressed:
             self._progressed = time
-            self._fact(encode_progress(Progress(partition=0, partitions=1, time=time, opened=self._opened(time))))
+            self._fact(encode_journal(Progress(partition=0, partitions=1, time=time, opened=self._opened(time))))
         self._learn()
 
     def _opened(self, time: int) -> tuple[tuple[int, int], ...] | None:
@@ -310,7 +287,7 @@ class Relearner:
         facts, self._facts = self._facts, []
         outcome = self._learner.handle(facts)
         if is_lost(self._learner, outcome):
-            self._report.lost = self._learner.current.version
+            self._report.lost_after = self._learner.current.version
             self._compared = False
         for episode in outcome.episodes:
             self._report.sessions += episode.sessions
@@ -336,11 +313,3 @@ class Relearner:
 def _limits(entry: Entry) -> Limits:
     """Return the default limits; without a timestamp, no time is too far ahead."""
     return Limits() if entry.timestamp != NO_TIMESTAMP else replace(Limits(), max_ahead_ms=UNLIMITED.max_ahead_ms)
-
-
-def _opened(entry: Entry) -> Opened | None:
-    try:
-        event = decode_journal(entry.value)
-    except Rejected:
-        return None
-    return event if isinstance(event, Opened) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from worker.errors import InputError
@@ -31,24 +31,25 @@ class VersionResult:
 class ReplayReport:
     """The results of a replay.
 
-    counts : records per topic, repeated lines once
+    topics : records per topic, repeated lines once
     versions : all versions, recorded or made
     unverified_because : decisions that could not be checked, by what the log lacks
     stale : decisions by an older version than the one in force, which reached the worker late
-    holes : first and last missing offset of the first holes in the journal
-    pinned, planned : slates taken from the log, and slates planned here, when learning is repeated
-    lost : last version before a rollback to a version that the log lacks; None if there was no such rollback
+    journal_holes : first and last missing offset of the first holes in the journal
+    slates_recorded, slates_planned : slates taken from the log, and slates planned here, when learning is repeated
+    lost_after : last version before a rollback to a version that the log lacks; None if there was no such rollback
     """
 
     mode: str
     findings: Findings = field(default_factory=Findings)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    topics: Mapping[str, int] = field(default_factory=dict)
     lines: int = 0
-    bad: int = 0
+    bad_lines: int = 0
     first_bad: str = ""
     duplicates: int = 0
     ignored: int = 0
-    span: tuple[int, int] | None = None
+    first_at: int | None = None
+    last_at: int | None = None
     versions: list[VersionResult] = field(default_factory=list)
     decisions: int = 0
     unverified_because: Counter[str] = field(default_factory=Counter)
@@ -57,15 +58,15 @@ class ReplayReport:
     sessions: int = 0
     clicks: int = 0
     revenue: float = 0.0
-    holes: list[tuple[int, int]] = field(default_factory=list)
-    pinned: int = 0
-    planned: int = 0
-    lost: int | None = None
+    journal_holes: list[tuple[int, int]] = field(default_factory=list)
+    slates_recorded: int = 0
+    slates_planned: int = 0
+    lost_after: int | None = None
 
     @property
     def events(self) -> int:
         """Number of records of the log, repeated ones once."""
-        return sum(self.counts.values())
+        return sum(self.topics.values())
 
     @property
     def mismatches(self) -> int:
@@ -89,47 +90,26 @@ class ReplayReport:
 
     def describe(self, log: OrderedLog, reader: LogReader) -> ReplayReport:
         """Add the facts about the log, all of which has been read; return the report."""
-        self.counts, self.duplicates, self.ignored = log.counts, log.duplicates, log.others.total()
-        self.lines, self.bad, self.first_bad = reader.lines, reader.bad, reader.first_bad
-        self.span = None if log.first_time is None else (log.first_time, log.last_time)
+        self.topics, self.duplicates, self.ignored = log.counts, log.duplicates, log.others.total()
+        self.decisions = log.counts["decisions"]
+        self.lines, self.bad_lines, self.first_bad = reader.lines, reader.bad, reader.first_bad
+        if log.first_time is not None:
+            self.first_at, self.last_at = log.first_time, log.last_time
         return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in its JSON form."""
-        document: dict[str, Any] = {
-            "mode": self.mode,
-            "events": self.events,
-            "decisions": self.decisions,
-            "mismatches": self.mismatches,
-            "unverified": self.unverified,
-            "versions": [asdict(version) for version in self.versions],
-            "unfolded": self.unfolded,
-            "rounded": self.rounded,
-            "stale": self.stale,
-            "unverified_because": dict(self.unverified_because),
-            "first_mismatches": self.findings.as_json(),
-            "topics": dict(self.counts),
-            "lines": self.lines,
-            "bad_lines": self.bad,
-            "duplicates": self.duplicates,
-            "ignored": self.ignored,
-            "first_at": self.span[0] if self.span else None,
-            "last_at": self.span[1] if self.span else None,
-            "sessions": self.sessions,
-            "clicks": self.clicks,
-            "revenue": self.revenue,
-            "modes": dict(self.modes),
-            "journal_holes": [list(hole) for hole in self.holes],
-        }
-        if self.mode == "relearn":
-            document |= {"slates_recorded": self.pinned, "slates_planned": self.planned, "lost_after": self.lost}
-        return document
+        names = [one.name for one in fields(self) if one.name not in ("findings", "first_bad")]
+        if self.mode != "relearn":
+            names = [name for name in names if name not in ("slates_recorded", "slates_planned", "lost_after")]
+        names += ["events", "mismatches", "unverified", "unfolded", "rounded"]
+        return {name: getattr(self, name) for name in names} | {"first_mismatches": self.findings.as_json()}
 
 
 def read_traffic(path: str, log: OrderedLog, *, skip_bad: bool, stage: Stage) -> LogReader:
     """Read a log; raise `InputError` if it has neither traffic nor a journal."""
     reader = log.read(path, skip_bad=skip_bad, stage=stage)
-    if not log.entry_count and not log.journal_count:
+    if not any(log.counts.values()):
         topic = next(iter(log.others), None)
         if topic is None:
             raise InputError(f"{reader.name}: it has no records")

@@ -53,8 +53,8 @@ def verify(
     report = ReplayReport(mode="verify")
     with OrderedLog(topics or Topics(), report.findings) as log:
         reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
-        with stage("folding the versions again", log.journal_count) as bar:
-            FoldAudit(log.versions, report, tolerance=tolerance).run(ticking(log.journal_records(), bar))
+        with stage("folding the versions again", log.counts["journal"]) as bar:
+            FoldAudit(log, report, tolerance=tolerance).run(bar)
         with stage("planning the decisions again", log.entry_count) as bar:
             DecisionAudit(log, report).run(ticking(log.entries(), bar))
         return report.describe(log, reader)
@@ -83,7 +83,6 @@ class DecisionAudit:
         self._check(traces)
 
     def _report_unreadable(self, entry: Entry, reason: str) -> None:
-        self._report.decisions += 1
         self._report.findings.add(Mismatch("decision", "record", "a decision", reason, line=entry.line))
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -119,54 +118,56 @@ class DecisionAudit:
         return planned
 
     def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:
-        report = self._report
-        report.decisions += 1
+        report, version = self._report, decision.parameters_version
         report.modes[decision.mode] += 1
-        version = decision.parameters_version
         if version not in self._versions.known:
             report.unverified_because["version"] += 1
             return
-        difference: Difference | None
         if decision.mode == "fallback":  # perhaps because the table of sessions was full, for any plan
             fallback = self._versions.planner(version).fallback
             slates = [*slates, *(fallback(arrival) for arrival in trace.candidates)]
         if slates:
-            difference = _smallest(decision_difference(decision, slate) for slate in slates)
+            difference = self._difference(trace, version, [decision_difference(decision, slate) for slate in slates])
         elif self._within_arrivals(entry):
             difference = ("arrival", "an arrival of this session at this time", "none")
         else:
             report.unverified_because["arrival"] += 1
             return
-        judged = self._versions.judge(version, trace.arrived_at)
-        if difference is None and judged == "not in force":
-            called = self._versions.called_for(trace.arrived_at)
-            difference = ("parameters_version", called, version)
         if difference is None and decision.position > 1 and not self._passed(trace, decision, slates):
-            unjournaled = not trace.openings and self._is_sampled(version) and not self._log.counts.get("clicks")
+            is_sampled = self._versions.planner(version).parameters.shares != ALL
+            unjournaled = not trace.openings and is_sampled and not self._log.counts["clicks"]
             if unjournaled or trace.arrived_at + self._timeout > self._log.last_feedback:
                 report.unverified_because["feedback"] += 1
                 return
             difference = ("feedback", f"position {decision.position - 1} passed over", "no such feedback")
         if difference is not None:
             self._add_mismatch("decision", entry.line, trace, decision.position, version, difference)
-        elif judged == "stale":
+        elif self._versions.judge(version, trace.arrived_at) == "stale":
             report.stale += 1
 
     def _check_opened(self, trace: SessionTrace, line: int, opened: Opened, slates: Sequence[Slate]) -> None:
         if not slates:
             return  # the log lacks its version
-        difference = _smallest(opened_difference(opened, slate) for slate in slates)
+        version = opened.parameters_version
+        difference = self._difference(trace, version, [opened_difference(opened, slate) for slate in slates])
         if difference is None and all(
             opened.context != arrival.context or opened.exclude != arrival.exclude for arrival in trace.candidates
         ):
             difference = ("context", trace.candidates[0].context, opened.context)
-        version = opened.parameters_version
         if difference is None:
             difference = self._share_difference(opened, version)
-        if difference is None and self._versions.judge(version, trace.arrived_at) == "not in force":
-            difference = ("parameters_version", self._versions.called_for(trace.arrived_at), version)
         if difference is not None:
             self._add_mismatch("opened", line, trace, None, version, difference)
+
+    def _difference(
+        self, trace: SessionTrace, version: int, differences: Sequence[Difference | None]
+    ) -> Difference | None:
+        """Return the difference to the first of the possible slates, unless one fits and its version was in force."""
+        if None not in differences:
+            return differences[0]
+        if self._versions.judge(version, trace.arrived_at) == "not in force":
+            return "parameters_version", self._versions.called_for(trace.arrived_at), version
+        return None
 
     def _share_difference(self, opened: Opened, version: int) -> Difference | None:
         """Compare the share of a journaled session with that of its plan; uncertain ones are journaled in any case."""
@@ -196,9 +197,6 @@ class DecisionAudit:
             for feedback in trace.feedback
             for slate in slates
         )
-
-    def _is_sampled(self, version: int) -> bool:
-        return self._versions.planner(version).parameters.shares != ALL
 
     def _add_mismatch(
         self, kind: Kind, line: int, trace: SessionTrace, position: int | None, version: int, difference: Difference
@@ -258,9 +256,3 @@ def opened_difference(found: Opened, slate: Slate) -> Difference | None:
     if found.modes != slate.modes:
         return "modes", slate.modes, found.modes
     return None
-
-
-def _smallest(differences: Iterable[Difference | None]) -> Difference | None:
-    """Return None if one of the possible slates fits, else the difference to the first."""
-    found = list(differences)
-    return None if None in found else found[0]

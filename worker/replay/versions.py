@@ -12,13 +12,14 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
 from typing import Final
 
+from worker.console import ProgressBar
 from worker.errors import InputError
 from worker.logs.findings import Findings, Mismatch
 from worker.logs.ordered import OrderedLog
@@ -37,72 +38,84 @@ CHUNK: Final = 1024  # journal records per call of the learner
 class FoldAudit:
     """Fold the journal of a log, in its order, and compare the versions with the recorded ones."""
 
-    def __init__(self, versions: RecordedVersions, report: ReplayReport, *, tolerance: float = 0.0) -> None:
-        self._versions = versions
+    def __init__(self, log: OrderedLog, report: ReplayReport, *, tolerance: float = 0.0) -> None:
+        self._log = log
+        self._versions = log.versions
         self._report = report
         self._tolerance = tolerance
         self._results: dict[int, VersionResult] = {}
-        self._made_under = _made_under(versions)
+        self._made_under = _made_under(log.versions)
         self._learner: Learner | None = None
         self._kept: dict[int, Parameters] = {}  # the last versions of the learner
         self._started = -1  # the version that the learner started from
-        self._chunk: list[tuple[int, bytes, int]] = []
-        self._recent: deque[tuple[int, bytes, int]] = deque()  # records that a restarted learner may need
-        self._next: int | None = None
+        self._first = 0  # the first offset after the last hole in the journal
+        self._next: int | None = None  # the offset after the last record
 
-    def run(self, journal: Iterable[tuple[int, bytes, int]]) -> None:
-        """Fold the records of the journal and add all versions, folded or recorded, to the report."""
-        for record in journal:
-            offset = record[0]
-            if self._next is None:
-                self._start(above=-1, first=offset)
-            elif offset != self._next:
-                self._restart_after_hole(self._next, offset)
-            self._next = offset + 1
-            self._chunk.append(record)
-            if len(self._chunk) >= CHUNK:
-                self._feed()
+    def run(self, bar: ProgressBar) -> None:
+        """Fold the journal and add all versions, folded or recorded, to the report."""
+        since: int | None = 0
+        while since is not None:
+            since = self._fold(since, bar)
         if self._next is None:
-            self._start(above=-1, first=0)  # version 0 needs no journal
-        self._feed()
+            self._start(above=-1)  # version 0 needs no journal
         self._report_missing(self._next or 0)
         for number, recorded in self._versions.known.items():
             if number not in self._results:
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="recorded")
         self._report.versions = [self._results[number] for number in sorted(self._results)]
 
+    def _fold(self, since: int, bar: ProgressBar) -> int | None:
+        """Fold the journal from an offset on; return the offset to start again from, None at the end."""
+        for records in _pieces(self._log.journal_records(since)):
+            if records[0][0] != self._next:
+                self._restart_after_hole(records[0][0])
+            self._next = records[-1][0] + 1
+            bar.advance(len(records))
+            if self._learner is None:
+                continue
+            outcome = self._learner.handle(records)
+            if is_lost(self._learner, outcome):
+                self._start(above=self._learner.current.version)
+            elif self._compare_all(outcome):
+                self._learner = self._continued()
+            else:
+                continue
+            if self._learner is not None:
+                self._next = self._learner.resume_offset
+                return self._next
+        return None
+
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, *, above: int, first: int) -> None:
-        """Start from the lowest version above `above` that needs no journal record before `first`."""
+    def _start(self, *, above: int) -> None:
+        """Start from the lowest version above `above` that needs no journal record before the last hole."""
         self._learner = None
         for number in self._versions.published:
             if number > above:
-                record = next((r for r in self._versions.known[number].records if r.resume_offset >= first), None)
+                records = self._versions.known[number].records
+                record = next((record for record in records if record.resume_offset >= self._first), None)
                 if record is not None:
                     self._start_from(number, record)
                     return
 
-    def _restart_after_hole(self, first: int, end: int) -> None:
-        self._feed()
-        self._report_missing(first)
-        if len(self._report.holes) < 10:
-            self._report.holes.append((first, end - 1))
-        self._recent.clear()
-        self._start(above=self._newest_kept(), first=end)
+    def _restart_after_hole(self, end: int) -> None:
+        if self._next is not None:
+            self._report_missing(self._next)
+            if len(self._report.journal_holes) < 10:
+                self._report.journal_holes.append((self._next, end - 1))
+        self._first = end
+        self._start(above=self._newest_kept())
 
     def _start_from(self, number: int, record: PublishedVersion) -> None:
-        loaded = self._versions.read(number, record)
         self._started = number
         if number == 0:
+            loaded = self._versions.read(number, record)
             self._learner = Learner(loaded.settings, loaded.arms, made_under=self._made_under)
             self._kept = {}
             if self._compare_all(self._learner.begin()):
                 self._learner = self._continued()
             return
-        self._kept = {number: loaded}
-        while len(self._kept) < KEPT and (before := min(self._kept) - 1) in self._versions.known:
-            self._kept[before] = self._versions.read(before)
+        self._kept = {loaded.version: loaded for loaded in self._versions.read_with_history(number, record)}
         self._learner = self._continued()
 
     def _continued(self) -> Learner:
@@ -111,35 +124,6 @@ class FoldAudit:
 
     def _newest_kept(self) -> int:
         return max(self._kept, default=-1)
-
-    # ── folding ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _feed(self) -> None:
-        chunk, self._chunk = self._chunk, []
-        if self._learner is None:
-            return
-        self._recent.extend(chunk)
-        pending = _pieces(chunk)
-        while pending and self._learner is not None:
-            outcome = self._learner.handle(pending.popleft())
-            if is_lost(self._learner, outcome):
-                self._start(above=self._learner.current.version, first=self._recent[0][0])
-            elif self._compare_all(outcome):
-                self._learner = self._continued()
-            else:
-                continue
-            if self._learner is not None:
-                start = self._learner.resume_offset
-                pending = _pieces([record for record in self._recent if record[0] >= start])
-        self._trim()
-
-    def _trim(self) -> None:
-        if self._learner is None:
-            self._recent.clear()
-            return
-        needed = self._learner.resume_offset
-        while self._recent and self._recent[0][0] < needed:
-            self._recent.popleft()
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -191,15 +175,20 @@ class FoldAudit:
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="differs")
 
 
-def _pieces(records: list[tuple[int, bytes, int]]) -> deque[list[tuple[int, bytes, int]]]:
-    """Split records so that a rollback is alone: if its version is missing, the learner restarts there."""
-    pieces: deque[list[tuple[int, bytes, int]]] = deque([[]])
-    for record in records:
-        if b"rollback" in record[1]:
-            pieces += [[record], []]
-        else:
-            pieces[-1].append(record)
-    return pieces
+def _pieces(journal: Iterable[tuple[int, bytes, int]]) -> Iterator[list[tuple[int, bytes, int]]]:
+    """Split the journal at holes, and so that a rollback is alone: if its version is missing, the learner restarts."""
+    piece: list[tuple[int, bytes, int]] = []
+    for record in journal:
+        alone = b"rollback" in record[1]
+        if piece and (alone or len(piece) == CHUNK or record[0] != piece[-1][0] + 1):
+            yield piece
+            piece = []
+        piece.append(record)
+        if alone:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
 
 
 def is_lost(learner: Learner, outcome: Outcome) -> bool:
@@ -313,14 +302,12 @@ def find_origin(log: OrderedLog, *, changes: dict[str, object], arms: Sequence[A
         compared = same and oldest.version == 0 and given == first.arms
         return Origin(settings=settings, arms=given, compared=compared)
     base = _first_complete(log)
-    loaded = log.versions.read(base)
+    *before, loaded = log.versions.read_with_history(base)
     if settings.dim != loaded.settings.dim:
         raise InputError(f"--dim {settings.dim}: version {base} of the log has dim {loaded.settings.dim}")
     # The new journal begins at offset 0 and has the progress of one partition.
     reached = {0: min(loaded.progress.values())} if loaded.progress else {}
-    history = [replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
-    while len(history) < KEPT and (before := history[0].version - 1) in log.versions.known:
-        history.insert(0, log.versions.read(before))
+    history = [*before, replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
     return Origin(settings=settings, arms=loaded.arms, loaded=history, made_at=loaded.journal_offset, compared=same)
 
 

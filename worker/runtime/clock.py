@@ -21,7 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from worker.stream.decoding import MAX_FACT_LEAD, MAX_PROGRESS_LEAD
 
@@ -59,14 +59,8 @@ def clock_of(file: str | None) -> Clock:
     return lambda: int(path.read_text(encoding="ascii"))
 
 
-def broker_time(written: Any) -> int | None:
-    """Return the time that the broker put on an acknowledged batch; None if the topic keeps the times of producers."""
-    stamp = getattr(written, "timestamp", None)
-    return stamp if isinstance(stamp, int) and stamp >= 0 else None
-
-
 class ComparedClock:
-    """A clock beside its reference.
+    """A clock compared with its reference.
 
     Parameters
     ----------

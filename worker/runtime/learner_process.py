@@ -4,8 +4,8 @@ However the process ends, it is started again after a pause, reloads the newest 
 whatever was wrong (another learner, a trimmed journal, a topic that takes no large record) an operator can repair, and
 a learner publishes nothing that contradicts the topic.
 
-A rebalance that leaves the journal here does not disturb the process. Two learners at once, while a paused worker has
-not noticed or a killed one's process has not ended, can only publish the same.
+A rebalance that leaves the journal here does not disturb the process. Two learners at the same time, while a paused
+worker has not noticed or a killed one's process has not ended, can only publish the same.
 
 A process, because Python runs one thread at a time: in a thread of the worker, learning took a third of the time that
 serving had, and decisions waited behind every fold.
@@ -15,18 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from time import monotonic
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.child import LONGEST, Child, ChildError, Report
+from worker.runtime.child import Report, environment
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.events import Tag
 
 log = logging.getLogger(__name__)
+
+#: Bytes of the longest report: a few versions of the largest model.
+_LONGEST: Final = 64 << 20
 
 
 class LearnerStatus(Report, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,8 +54,14 @@ class LearnerStatus(Report, frozen=True, kw_only=True, omit_defaults=True):
     refused: tuple[tuple[int, str], ...] = ()  # orders, with the reason
 
 
+_decode = msgspec.json.Decoder(LearnerStatus).decode
+
 #: Called with every report; the next one is not read, and no other process started, before it has returned.
 OnStatus: TypeAlias = Callable[[LearnerStatus], Awaitable[None] | None]
+
+
+class LearnerEndedError(Exception):
+    """The process has ended, or has to be ended; the text continues a sentence that begins with its name."""
 
 
 class LearnerProcess:
@@ -69,8 +81,6 @@ class LearnerProcess:
     pauses = Pauses()
     #: Seconds without a report after which the process counts as down. It reports every few seconds.
     silence = 60.0
-    #: Bytes of the longest line that it may write.
-    longest = LONGEST
 
     def __init__(self, command: Sequence[str], on_status: OnStatus, troubles: TroubleLog) -> None:
         self._command = tuple(command)
@@ -78,7 +88,7 @@ class LearnerProcess:
         self._troubles = troubles
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        self._heard = 0.0  # when the process was started, or reported last
+        self._last_report = 0.0  # when the process was started, or reported last
         self._reports = False  # whether the present process has reported
         #: Why the process ended last; empty once the next one has reported.
         self.failure = ""
@@ -90,7 +100,7 @@ class LearnerProcess:
     @property
     def running(self) -> bool:
         """Whether the process runs here, has reported, and still does."""
-        return self._task is not None and self._reports and monotonic() - self._heard <= self.silence
+        return self._task is not None and self._reports and monotonic() - self._last_report <= self.silence
 
     def check(self) -> None:
         """Report a process that should run and does not; call every few seconds."""
@@ -98,14 +108,14 @@ class LearnerProcess:
             self._troubles.clear("learner-down")
         elif self.failure:
             self._troubles.set("learner-down", self.failure)
-        elif (silent := monotonic() - self._heard) > self.silence:
+        elif (silent := monotonic() - self._last_report) > self.silence:
             self._troubles.set("learner-down", f"the learner process has reported nothing for {silent:.0f} s")
 
     def assign(self, mine: bool) -> None:
         """Start or end the process, after a rebalance."""
         if mine and self._task is None:
             log.info("the learner starts here")
-            self._heard, self.failure = monotonic(), ""
+            self._last_report, self.failure = monotonic(), ""
             self._task = asyncio.get_running_loop().create_task(
                 keep_running(self._run_once, self.pauses, self._on_end), name="learner"
             )
@@ -136,27 +146,27 @@ class LearnerProcess:
 
     async def _on_end(self, error: Exception | None, pause: float) -> None:
         # A learner that fails must not end the serving, which continues with the versions it has.
-        unexpected = None if isinstance(error, ChildError | OSError) else error
+        unexpected = None if isinstance(error, LearnerEndedError | OSError) else error
         self.failure = f"{type(error).__name__}: {error}" if unexpected else f"the learner process {error}"
         log.error("the learner is down, and starts again in %g s: %s", pause, self.failure, exc_info=unexpected)
         self.check()
         await asyncio.sleep(pause)
 
     async def _run_once(self) -> None:
-        self._heard = monotonic()
-        child = Child(self._command, LearnerStatus, longest=self.longest)
+        self._last_report = monotonic()
+        process = await asyncio.create_subprocess_exec(
+            *self._command, env=environment(), stdin=PIPE, stdout=PIPE, limit=_LONGEST
+        )
         try:
             while True:
-                await child.readable()
-                for status in child.receive():
-                    await self._handle(status)
+                await self._handle(await _next_report(process))
         finally:
             self.position, self._reports = -1, False
-            # At once: whatever it was about to publish, the next one publishes the same.
-            await child.end_soon()
+            # Immediately: what it was about to publish, the next one publishes the same.
+            await _kill(process)
 
     async def _handle(self, status: LearnerStatus) -> None:
-        self._heard = monotonic()
+        self._last_report = monotonic()
         handling = self._on_status(status)
         if handling is not None:
             await handling
@@ -165,3 +175,31 @@ class LearnerProcess:
                 log.info("the learner runs, from journal offset %d on", status.position)
             self.position, self.watermark, self.slowest = status.position, status.watermark, status.slowest
             self._reports, self.failure = True, ""
+
+
+async def _next_report(process: Process) -> LearnerStatus:
+    """Return the next report; raise `LearnerEndedError` if the process has ended, failed, or written garbage."""
+    assert process.stdout is not None
+    try:
+        report = _decode(await process.stdout.readuntil())
+    except asyncio.IncompleteReadError:
+        code = await process.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        raise LearnerEndedError(how) from None
+    except msgspec.MsgspecError as error:
+        raise LearnerEndedError(f"wrote a report that cannot be read: {error}") from None
+    if report.failure:
+        raise LearnerEndedError(f"failed: {report.failure}")
+    return report
+
+
+async def _kill(process: Process) -> None:
+    """Kill the process and wait until it has ended, also if that is cancelled meanwhile."""
+    with suppress(ProcessLookupError):
+        process.kill()
+    ending = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        await ending
+        raise

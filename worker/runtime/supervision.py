@@ -1,4 +1,4 @@
-"""Supervised tasks: whatever ends one, it is reported, and the task is run again after a pause."""
+"""Supervised tasks: the end of one is reported, and the task runs again after a pause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pauses:
     healthy: float = 60.0
 
     def after(self, last: float, ran: float) -> float:
-        """Return the pause after a run of so many seconds that came after the pause `last`.
+        """Return the pause after a run of `ran` seconds that came after the pause `last`.
 
         >>> pauses = Pauses()
         >>> pauses.after(0, ran=0.1), pauses.after(8.0, ran=0.1), pauses.after(60, ran=0.1), pauses.after(60, ran=60)
@@ -53,14 +53,11 @@ async def keep_running(
         await on_end(error, pause)
 
 
-def supervised(
-    work: Background, troubles: TroubleLog, pauses: Pauses | None = None, name: str | None = None
-) -> Background:
+def supervised(work: Background, troubles: TroubleLog, *, name: str, pauses: Pauses = Pauses()) -> Background:
     """Return a background task of a worker that runs `work` again after an unexpected error.
 
     An error that is raised on purpose (`AdcascadeError`) is passed on: it ends the worker.
     """
-    name = name or getattr(work, "__qualname__", repr(work))
 
     async def on_end(error: Exception | None, pause: float) -> None:
         if isinstance(error, AdcascadeError):
@@ -70,4 +67,4 @@ def supervised(
         log.error("%s ended unexpectedly and runs again", name, exc_info=error)
         troubles.add("task-failed", f"{name}: {type(error).__name__}" if error else f"{name} returned")
 
-    return lambda: keep_running(work, pauses or Pauses(), on_end)
+    return lambda: keep_running(work, pauses, on_end)

@@ -1,6 +1,8 @@
-"""Orders to a running `adcascade serve`: through a socket in its state folder. Versions are read from the folder.
+"""Orders for a state folder, and its versions, which are read from the folder also while it is served.
 
-A client sends an order as a line of JSON, as in the journal, and gets a line: the version after it, or what went wrong.
+A running `adcascade serve` takes orders through a socket in its folder. A command sends an order as a line of JSON, as
+in the journal, and gets a line: the version after it, or what went wrong. The folder of `adcascade demo`, which no
+process uses, takes an order immediately.
 """
 
 from __future__ import annotations
@@ -8,24 +10,29 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from worker.embedded.control import StateFolderControl
-from worker.embedded.state import StateView
+from worker.embedded.runner import Embedded
+from worker.embedded.state import StateFolder, StateView
 from worker.errors import AdcascadeError, FailedError, InputError
+from worker.serve.runner import ServeRunner, Waiting
+from worker.serve.store import RUNNER
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.encoding import encode_journal
 from worker.stream.events import FeedbackFact, Opened, Order, Progress
-from worker.stream.parameters import Parameters
+from worker.stream.history import KeptVersion
+from worker.stream.parameters import Parameters, decode_parameters
 
 SOCKET: Final = "control"
 #: Bytes of the largest order: one with the record of a version.
 LARGEST: Final = 64 << 20
+#: Refusals that are kept for whoever gave the order.
+_MOST_REFUSED: Final = 100
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,58 +55,124 @@ def _short_path(folder: Path) -> Iterator[str]:
 # ── the running process ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def take_orders(folder: Path, order: Callable[[Order], Awaitable[int]]) -> asyncio.Server:
-    """Listen for orders; `order` executes one and returns the version after it. Only this user can connect."""
+class OrderDesk:
+    """Gives orders to the learner, and waits for what becomes of them; `patience` is in seconds."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    patience = 30.0
+
+    def __init__(self, runner: ServeRunner) -> None:
+        self._runner = runner
+        self._loop = asyncio.get_running_loop()
+        self._position = -1
+        self._reported: asyncio.Future[None] = self._loop.create_future()
+        self._refused: dict[int, str] = {}  # by offset in the journal, the last ones
+
+    async def order(self, order: Order) -> int:
+        """Write an order to the journal; return the version after it. Raises `FailedError` if it is refused."""
+        waiting = Waiting(kind="order", order=order)
+        await self._runner.submit(waiting)
         try:
-            writer.write(msgspec.json.encode(await _reply(reader, order)) + b"\n")
+            async with asyncio.timeout(self.patience):
+                await self.learned(waiting.offset + 1)
+        except TimeoutError:
+            raise FailedError(
+                f"the learner has not answered within {self.patience:g} s; the order is in the journal and will be "
+                "carried out. What does /readyz say?"
+            ) from None
+        if (reason := self._refused.pop(waiting.offset, None)) is not None:
+            raise FailedError(f"refused: {reason}")
+        return self._runner.versions.newest.version
+
+    async def learned(self, position: int) -> None:
+        """Wait until the learner has folded the journal up to an offset, and what it made is kept."""
+        while self._position < position:
+            await asyncio.shield(self._reported)
+
+    def report(self, position: int, refused: Iterable[tuple[int, str]]) -> None:
+        """Note how far the learner has come, and the orders that were refused."""
+        self._refused.update(refused)
+        while len(self._refused) > _MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._position = position
+        reported, self._reported = self._reported, self._loop.create_future()
+        reported.set_result(None)
+
+    async def listen(self, folder: Path) -> asyncio.Server:
+        """Take orders through the socket of a folder. Only this user can connect."""
+        (folder / SOCKET).unlink(missing_ok=True)
+        with _short_path(folder) as path:
+            server = await asyncio.start_unix_server(self._serve, path, limit=LARGEST, start_serving=False)
+        (folder / SOCKET).chmod(0o600)
+        await server.start_serving()
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write(msgspec.json.encode(await self._reply(await reader.readline())) + b"\n")
             await writer.drain()
         except (OSError, ValueError):
             pass  # the client has gone, or has sent too much
         finally:
             writer.close()
 
-    (folder / SOCKET).unlink(missing_ok=True)
-    with _short_path(folder) as path:
-        listening = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)
+    async def _reply(self, line: bytes) -> Reply:
         try:
-            listening.bind(path)
-        finally:
-            os.umask(before)
-    return await asyncio.start_unix_server(serve, sock=listening, limit=LARGEST)
-
-
-async def _reply(reader: asyncio.StreamReader, order: Callable[[Order], Awaitable[int]]) -> Reply:
-    try:
-        event = decode_journal((await reader.readline()).rstrip(b"\n"))
-        if isinstance(event, Opened | FeedbackFact | Progress):
-            return Reply(error="this is not an order")
-        return Reply(version=await order(event))
-    except Rejected as rejected:
-        return Reply(error=f"the order cannot be read: {rejected.error}")
-    except AdcascadeError as error:
-        return Reply(error=str(error))
+            event = decode_journal(line.rstrip(b"\n"))
+            if isinstance(event, Opened | FeedbackFact | Progress):
+                return Reply(error="this is not an order")
+            return Reply(version=await self.order(event))
+        except Rejected as rejected:
+            return Reply(error=f"the order cannot be read: {rejected.error}")
+        except AdcascadeError as error:
+            return Reply(error=str(error))
 
 
 # ── a command ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ServeControl(StateFolderControl):
-    """Controls the learner of a running `adcascade serve`; `patience` is in seconds."""
+class StateFolderControl:
+    """Reads the versions of a state folder, and gives orders to its learner; `patience` is in seconds."""
 
     def __init__(self, folder: str, *, patience: float = 30.0) -> None:
-        super().__init__(folder)
+        self.folder = folder
         self._patience = patience
 
+    def history(self) -> list[Parameters]:
+        """Return the versions kept, oldest first."""
+        with StateView(self.folder) as state:
+            versions = [decode_parameters(value) for value in state.parameters()]
+        if not versions:
+            raise InputError(f"{self.folder} holds no parameters yet")
+        return versions
+
+    def slots(self) -> dict[str, KeptVersion]:
+        """Return the versions in the history, by slot."""
+        with StateView(self.folder) as state:
+            return state.slots()
+
+    def load(self, slot: str) -> Parameters | None:
+        """Return the version in a slot of the history."""
+        with StateView(self.folder) as state:
+            value = state.in_slot(slot)
+        return None if value is None else decode_parameters(value)
+
     def order(self, event: Order) -> Parameters:
-        """Send the order to the running process; return the version after it."""
-        reply = self._ask(encode_journal(event))
-        if reply.error:
-            raise FailedError(reply.error)
+        """Execute an order and return the version after it; raise `FailedError` if the learner refuses it."""
+        with StateView(self.folder) as state:
+            is_served = state.meta(RUNNER) is not None  # or was, before it was taken to Kafka
+        if is_served:
+            reply = self._ask(encode_journal(event))
+            if reply.error:
+                raise FailedError(reply.error)
+            newest = self.history()
+            return next((one for one in newest if one.version == reply.version), newest[-1])
         newest = self.history()
-        return next((one for one in newest if one.version == reply.version), newest[-1])
+        with StateFolder(self.folder, create=False) as folder:
+            outcome = Embedded(newest[-1].settings, newest[-1].arms, state=folder).order(event)
+        for refusal in outcome.refusals:
+            if refusal.order == event:
+                raise FailedError(f"refused: {refusal.reason}")
+        return self.history()[-1]
 
     def _ask(self, order: bytes) -> Reply:
         with socket.socket(socket.AF_UNIX) as connection, _short_path(Path(self.folder)) as path:
@@ -116,10 +189,3 @@ class ServeControl(StateFolderControl):
                     return msgspec.json.decode(answer.readline(), type=Reply)
             except (OSError, msgspec.DecodeError):
                 raise FailedError("`adcascade serve` has not answered; see `adcascade arms list`") from None
-
-
-def is_served(folder: str) -> bool:
-    """Return whether a state folder belongs to `adcascade serve`, or did before it was taken to Kafka."""
-    with suppress(InputError), StateView(folder) as state:
-        return state.meta("runner") is not None
-    return False

@@ -1,4 +1,4 @@
-"""The log of `adcascade serve --record`: it has every record once, whatever ended the process.
+"""The log of `adcascade serve --record`: it has every record once, also after a kill.
 
 Rules that hold in this file:
 

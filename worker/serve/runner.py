@@ -9,6 +9,7 @@ Rules that hold in this file:
 - The time of an event is the clock when its batch is handled, unless the request has one. It never goes back, so that
   after the progress of a time nothing comes that is earlier.
 - An arrival that comes again is the same arrival: it takes the time of the first.
+- What waits at its deadline is answered with fallback ads, or with the client's mistake. Its batch goes on.
 - If a batch cannot be committed, memory is ahead of the disk. Then nothing more is answered, and the process ends.
 """
 
@@ -16,24 +17,32 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
-import orjson
+import msgspec
 
 from worker.errors import FailedError
-from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
+from worker.http.service import (
+    Answer,
+    ArriveRequest,
+    FeedbackRequest,
+    UnavailableError,
+    UnknownSessionError,
+    fallback_answer,
+    judged_arrival,
+)
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.store import Lesson, ServeStore
-from worker.stream.decoding import Limits, Rejected
-from worker.stream.encoding import encode_journal, encode_progress
+from worker.stream.decoding import Limits, Rejected, decode_feedback
+from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
-from worker.stream.feedback import slate_tokens
+from worker.stream.feedback import check_token
 from worker.stream.serving import Serving
 from worker.stream.session import Session
 from worker.stream.table import SessionRoom
@@ -58,14 +67,14 @@ class Waiting:
     order: Order | None = None
     lesson: Lesson | None = None
     refused: Sequence[tuple[int, str]] = ()  # orders of the lesson, by offset
-    future: asyncio.Future[Answer | None]
+    future: asyncio.Future[Answer | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     since: float = field(default_factory=monotonic)
     error: Exception | None = None
     offset: int = -1
 
 
 class ServeRunner:
-    """Handles requests in batches.
+    """The `AdService` of this process: handles requests in batches.
 
     Parameters
     ----------
@@ -95,16 +104,42 @@ class ServeRunner:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._secret = secret
+        self._limits = limits or Limits()
         self._metrics = metrics
         self._clock = clock
         self._interval = progress_interval
         self._waiting: list[Waiting] = []
-        self._wake: asyncio.Future[None] | None = None
+        self._has_work = asyncio.Event()
         records = [Record(topics.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in store.sessions()]
         metrics.add(self.serving.restore(records))
         self.serving.acknowledged(store.position.progress)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ready(self) -> str | None:
+        """Return None, or why no requests can be taken."""
+        return self.failure
+
+    def arrive(self, request: ArriveRequest, deadline: float) -> Awaitable[Answer]:
+        """Open a session, or find it; return its current decision."""
+        return self._submit_until(deadline, Waiting(kind="arrive", session_id=request.session_id, request=request))
+
+    def feedback(self, request: FeedbackRequest, deadline: float) -> Awaitable[Answer]:
+        """Take a click or a pass; return the next decision, or how the session ended."""
+        return self._submit_until(deadline, Waiting(kind="feedback", session_id=request.session_id, request=request))
+
+    async def session(self, session_id: str) -> Answer | None:
+        """Return the answer that the last request of a session would have now.
+
+        It follows the batch before it, so that nothing is shown that a crash could take back.
+        """
+        return await self.submit(Waiting(kind="look", session_id=session_id))
+
+    def _submit_until(self, deadline: float, waiting: Waiting) -> Awaitable[Answer]:
+        answering = self.submit(waiting)
+        timer = asyncio.get_running_loop().call_at(deadline, self._answer_fallback, waiting)
+        answering.add_done_callback(lambda _: timer.cancel())
+        return cast(Awaitable[Answer], answering)  # these requests are answered, or fail
 
     def submit(self, waiting: Waiting) -> asyncio.Future[Answer | None]:
         """Add a request to the next batch; return its future."""
@@ -113,17 +148,8 @@ class ServeRunner:
         if len(self._waiting) >= MOST_WAITING:
             raise UnavailableError("too many requests wait")
         self._waiting.append(waiting)
-        self._wake_up()
+        self._has_work.set()
         return waiting.future
-
-    def is_arriving(self, session_id: str) -> bool:
-        """Return whether the arrival of a session waits for the next batch."""
-        return any(one.kind == "arrive" and one.session_id == session_id for one in self._waiting)
-
-    def _wake_up(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-        self._wake = None
 
     @property
     def journal_end(self) -> int:
@@ -138,14 +164,12 @@ class ServeRunner:
 
     async def run(self) -> None:
         """Handle batches until cancelled; raise `FailedError` if one cannot be committed."""
-        loop = asyncio.get_running_loop()
-        ticking = loop.create_task(self._tick())
-        ticking.add_done_callback(lambda _: self._wake_up())
+        ticking = asyncio.create_task(self._tick())
+        ticking.add_done_callback(lambda _: self._has_work.set())
         try:
             while not ticking.done():
-                if not self._waiting:
-                    self._wake = loop.create_future()
-                    await self._wake
+                await self._has_work.wait()
+                self._has_work.clear()
                 batch, self._waiting = self._waiting, []
                 await self._run_batch(batch)
                 # What is answered leaves before the next batch is planned, and more requests gather for that one.
@@ -160,10 +184,9 @@ class ServeRunner:
 
     async def _tick(self) -> None:
         """Report progress, and let sessions expire, also without requests."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval)
-            await self.submit(Waiting(kind="tick", future=loop.create_future()))
+            await self.submit(Waiting(kind="tick"))
 
     async def _run_batch(self, batch: list[Waiting]) -> None:
         try:
@@ -203,7 +226,7 @@ class ServeRunner:
         if progress:
             position.progress = progress
             reached = Progress(partition=0, partitions=1, time=progress, opened=self.serving.opened)
-            journal.append((None, encode_progress(reached)))
+            journal.append((None, encode_journal(reached)))
         lessons = [waiting for waiting in batch if waiting.lesson is not None]
         if not (journal or emits.changelog or lessons or (records and self._store.has_log)):
             return emits, 0, False
@@ -215,7 +238,7 @@ class ServeRunner:
         return emits, progress, True
 
     def _records(self, batch: Iterable[Waiting], now: int) -> list[Record]:
-        """Return the records of a batch; a request that can be refused at once gets its error."""
+        """Return the records of a batch; a request that can be refused immediately gets its error."""
         table, topics, records = self.serving.table, self.topics, []
         arriving: dict[str, int] = {}
         for waiting in batch:
@@ -265,25 +288,74 @@ class ServeRunner:
         session = self.serving.table.get(session_id)
         if type(session) is not Session:
             return None if decision is None else Answer(session_id, decision)
-        return self.answer_from(session_id, session, decision)
+        return self._answer_from(session_id, session, decision)
 
-    def answer_from(self, session_id: str, session: Session, decision: bytes | None = None) -> Answer:
+    def _answer_from(self, session_id: str, session: Session, decision: bytes | None = None) -> Answer:
         """Return the answer that the state of a session stands for; `decision` is the encoded one, if it is known."""
         if not session.is_open and session.slate:
             return Answer(session_id, None, session.ending)
         if self.now() > session.deadline:
             return Answer(session_id, None, "expired")
         if decision is None:
-            decision = orjson.dumps(session.decision(session_id, self._tokens(session_id, session)))
+            decision = encode_decision(session.decision(session_id, self.serving.tokens(session_id, session)))
         return Answer(session_id, decision)
 
-    def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
-        if self._secret is None:
+    # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _answer_fallback(self, waiting: Waiting) -> None:
+        """Answer what has waited until its deadline."""
+        request = waiting.request
+        if waiting.future.done():  # its timer is not cancelled yet
+            return
+        answer: Answer | None = None
+        try:
+            if isinstance(request, ArriveRequest):
+                answer = self._fallback_arrival(request)
+            elif isinstance(request, FeedbackRequest):
+                answer = self._fallback_feedback(request)
+        except (Rejected, UnknownSessionError) as error:  # the client's mistakes are the same at any time
+            waiting.future.set_exception(error)
+        else:
+            if answer is None:
+                waiting.future.set_exception(UnavailableError("the deadline has come; send the request again"))
+            else:
+                waiting.future.set_result(answer)
+
+    def _fallback_arrival(self, request: ArriveRequest) -> Answer:
+        now = self.now()
+        settings = self.versions.newest.settings
+        arrival = judged_arrival(request.record(now), now, settings, self._limits)
+        return fallback_answer(self.versions.at(now), arrival)
+
+    def _fallback_feedback(self, request: FeedbackRequest) -> Answer | None:
+        """Return what is next if the feedback counts: later ads of the same slate."""
+        name = request.session_id
+        session = self.serving.table.get(name)
+        is_arriving = any(one.kind == "arrive" and one.session_id == name for one in self._waiting)
+        if session is None and not is_arriving:
+            raise UnknownSessionError(NEVER_OPENED)
+        if type(session) is not Session:
             return None
-        slate, first = session.slate[session.passed :], session.passed + 1
-        return slate_tokens(
-            self._secret, session_id=session_id, slate=slate, arrived_at=session.arrived_at, first=first
+        now = self.now()
+        feedback = decode_feedback(
+            request.record(now),
+            limits=self._limits,
+            horizon=self.versions.horizon,
+            timestamp=now,
+            grace=self.versions.newest.settings.grace,
         )
+        position, arm = feedback.position, feedback.arm
+        if self._secret is not None and session.arrived_at != check_token(
+            self._secret, feedback.token, session_id=name, position=position, arm=arm
+        ):
+            raise Rejected("token", "$.token is missing or does not belong to this display")
+        expected = msgspec.structs.replace(session)
+        verdict = expected.apply(feedback)
+        if verdict == "position":
+            raise Rejected(verdict, f"$.position is beyond the slate of {len(session.slate)}")
+        if verdict == "arm-mismatch":
+            raise Rejected(verdict, "$.arm is not what was shown at that position")
+        return self._answer_from(name, expected)._replace(fallback=True)
 
 
 def _rejection(letter: DeadLetter) -> tuple[tuple[str, int], Rejected]:

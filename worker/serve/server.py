@@ -21,9 +21,8 @@ from worker.runtime.memory import (
     sessions_that_fit,
 )
 from worker.runtime.watch import CatalogueCheck, different
-from worker.serve.control import SOCKET, take_orders
+from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner, Waiting
-from worker.serve.service import EmbeddedService, OrderDesk
 from worker.serve.settings import ServeSettings, dimension
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
@@ -63,17 +62,12 @@ def run_server(settings: ServeSettings) -> int:
 def _first_version(settings: ServeSettings) -> Parameters:
     learning = replace(settings.learning, dim=dimension(settings.dim, None))
     first = Parameters.first(learning, settings.arms)
-    check_size(first.arms, first.model)
+    check_size(first)
     return first
 
 
 async def _serve(settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
-    server = Server(settings, store, history)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    await server.run(stop)
+    await Server(settings, store, history).run()
 
 
 class Server:
@@ -115,28 +109,27 @@ class Server:
         )
         self._desk = OrderDesk(self._runner)
         self._learner = LearnerProcess(settings.learner, self._on_status, self._metrics.troubles)
-        self._service = EmbeddedService(self._runner, settings.limits, secret=settings.secret)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; raise if a part fails for good."""
-        settings, metrics = self._settings, self._metrics
-        pages = status_routes(metrics, runner="serve", unready=self._service.ready, clock=settings.clock)
+    async def run(self) -> None:
+        """Serve until a signal; raise if a part fails for good."""
+        settings, metrics, stop = self._settings, self._metrics, asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        pages = status_routes(metrics, runner="serve", unready=self._runner.ready, clock=settings.clock)
         async with AsyncExitStack() as stack:
             running = asyncio.create_task(self._runner.run())
             stack.push_async_callback(_cancel, running)
             self._learner.assign(True)
             stack.push_async_callback(self._learner.stop)
             stack.push_async_callback(self._wait_for_learner)
-            orders = await take_orders(settings.folder, self._desk.order)
+            orders = await self._desk.listen(settings.folder)
             stack.callback((settings.folder / SOCKET).unlink, missing_ok=True)
             stack.callback(orders.close)
             stack.push_async_callback(_cancel, asyncio.create_task(self._watch()))
             url = await stack.enter_async_context(
                 http_server(
-                    self._service,
-                    settings.api,
-                    host=settings.host,
-                    port=settings.port,
+                    self._runner,
+                    settings.http,
                     registry=metrics.registry,
                     pages=pages,
                     troubles=metrics.trouble_lines,
@@ -171,8 +164,7 @@ class Server:
         refused = list(status.refused)
         if status.versions or status.episodes or status.tags:
             lesson = await asyncio.to_thread(decoded_lesson, status)  # a large version takes a while
-            future = asyncio.get_running_loop().create_future()
-            waiting = Waiting(kind="lesson", lesson=lesson, future=future)
+            waiting = Waiting(kind="lesson", lesson=lesson)
             await self._runner.submit(waiting)
             refused += waiting.refused
             for episode, _ in lesson.episodes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worker.errors import InputError
-from worker.http.api import ApiSettings
+from worker.http.settings import HttpSettings
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
@@ -26,19 +26,17 @@ class ServeSettings:
     folder: Path
     learning: LearningSettings
     learner: tuple[str, ...]
-    api: ApiSettings
-    host: str
-    port: int
+    http: HttpSettings
     clock: Callable[[], int]
-    dim: int | None = None
-    arms: tuple[Arm, ...] = ()
+    dim: int | None
+    arms: tuple[Arm, ...]
     topics: Topics = field(default_factory=Topics)
-    limits: Limits = field(default_factory=Limits)
-    secret: Secret | None = None
-    max_open_sessions: int | None = None
-    record: Path | None = None
-    progress_interval: float = 1.0
-    sync: bool = True
+    limits: Limits
+    secret: Secret | None
+    max_open_sessions: int | None
+    record: Path | None
+    progress_interval: float
+    sync: bool
 
 
 def dimension(dim: int | None, newest: Parameters | None) -> int:

@@ -1,35 +1,27 @@
 """Simulated worlds: a true click model, the revenue of each arm, and users who follow the model.
 
-Worlds with standard normal contexts and context effects ~ N(0, I)/√d that all arms share:
+An environment is a function that draws a world from a generator, for `dim` context features and `arms` arms. Its
+further parameters are options of that environment alone. Whoever adds an environment adds a function here, and an
+option of `adcascade simulate` for each new parameter.
 
-- `opposite`: the more an ad pays, the less likely its click, so that order matters;
-- `uniform`: revenues are independent of the probabilities;
-- `rare`: clicks are rare and revenues differ by a factor of ten;
-- `tastes`: as `opposite`, and each ad has context effects δ_k ~ N(0, I)/√d as well: users differ in what they like;
-- `leaving`: as `tastes`, and users leave: a display of ad k is answered with probability ρ_k ~ U(0.3, 1), and of one ad
-  never.
-
-`digits` has contexts that nobody here made: scikit-learn's images of digits. Each of the ten classes is an ad, all of
-the same revenue. A user has an image as context, and clicks the ad of its class with probability 0.9 and any other with
-0.05. 64 pixels say which class it is, and no pixel says it alone.
-
-Randomness comes in four independent streams of one seed. The environment, the contexts and the users' moods are
-therefore the same for every policy compared on that seed, for any randomness of the policy itself. The numbers of a
-world that builds on another are drawn after the other's, so that the common part is the same for a seed.
+Randomness comes in independent streams of one seed. The environment, the contexts and the users' moods are therefore
+the same for every policy compared on that seed, for any randomness of the policy itself. The numbers of a world that
+builds on another are drawn after the other's, so that the common part is the same for a seed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar
+from inspect import signature
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Floats, Ints, check_rewards, sigmoid
 from worker.bandit.click_model import Truth
 from worker.bandit.personal import PersonalModel
@@ -39,18 +31,14 @@ from worker.stream.settings import Arm
 
 Bools = NDArray[np.bool_]
 
-#: Worlds in which every user prefers the same arms.
+#: Environments in which every user prefers the same arms.
 WITHOUT_TASTES = ("opposite", "uniform", "rare")
-#: Worlds whose tastes features of arms may explain.
-WITH_TASTES = ("tastes", "leaving")
-ENVIRONMENTS = (*WITHOUT_TASTES, *WITH_TASTES, "digits")
 
 OWN, OTHER = 0.9, 0.05  # digits: click probability on the ad of the own class, and on any other
 EXPLAINED = 0.9  # share of the variance of tastes that features of arms explain, where there are features
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chance:
+class Chance(NamedTuple):
     """The random streams of one seed."""
 
     environment: np.random.Generator
@@ -62,23 +50,21 @@ class Chance:
     @classmethod
     def of(cls, seed: int) -> Chance:
         """Return the streams of `seed`, from their beginning."""
-        streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5)]
-        environment, contexts, clicks, policy, journal = streams
-        return cls(environment=environment, contexts=contexts, clicks=clicks, policy=policy, journal=journal)
+        return cls(*map(np.random.default_rng, np.random.SeedSequence(seed).spawn(len(cls._fields))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Environment:
     """A true click model, the revenue e_k of each arm, (K,), and how users come and go.
 
-    stay : (K,), probability that a display of each arm is answered; None if every display is
+    stay : (K,), probability that a display of each arm is answered
     features : (K, M), features of each arm that explain most of its tastes; None if there are none
     population : (rows, d), the contexts that there are; None for standard normal ones
     """
 
     truth: Truth
     rewards: Floats
-    stay: Floats | None = None
+    stay: Floats
     features: Floats | None = None
     population: Floats | None = None
 
@@ -88,29 +74,23 @@ class Environment:
             return np.asarray(self.population[generator.integers(len(self.population), size=users)])
         return generator.standard_normal((users, self.truth.dim))
 
-    def answer_rates(self, horizon: int) -> AnswerRates | None:
-        """Return the true answer rates; None if every display is answered."""
-        return None if self.stay is None else AnswerRates(arms=self.stay, positions=np.ones(horizon))
+    def answer_rates(self, slates: Ints) -> Floats:
+        """Return the probability that each display of slates is answered, 1 without a known arm: (n, H) → (n, H)."""
+        return np.asarray(np.append(self.stay, 1.0)[np.minimum(slates, len(self.stay))])
 
     def answers(self, contexts: Floats, slates: Ints, uniforms: Floats) -> tuple[Ints, Ints]:
         """Return `first_clicks` of users with moods `uniforms` (n, H) in [0, 1) on slates (n, H).
 
         A mood below ρ f is a click, below ρ a pass; otherwise the user leaves without an answer.
         """
-        chances = sigmoid(self.truth.log_odds_of(contexts, slates))
-        shown = slates != NO_ARM
-        rates = self.answer_rates(slates.shape[1])
-        if rates is None:
-            return first_clicks(uniforms < chances, shown)
-        answering = rates.of_slates(slates)
-        stays = np.logical_and.accumulate(shown & (uniforms < answering), axis=1)
-        return first_clicks(uniforms < answering * chances, stays)
+        chances, rates = sigmoid(self.truth.log_odds_of(contexts, slates)), self.answer_rates(slates)
+        stays = np.logical_and.accumulate((slates != NO_ARM) & (uniforms < rates), axis=1)
+        return first_clicks(uniforms < rates * chances, stays)
 
     def first_arms(self, count: int) -> Environment:
         """Return the same world while only the first arms may be shown; the truth still has the others."""
-        stay = None if self.stay is None else self.stay[:count]
         features = None if self.features is None else self.features[:count]
-        return replace(self, rewards=self.rewards[:count], stay=stay, features=features)
+        return replace(self, rewards=self.rewards[:count], stay=self.stay[:count], features=features)
 
     def known_of_arms(self, first: int) -> Floats | None:
         """Return what is known of each arm beforehand, (K, M+1): its features and its revenue; None without features.
@@ -150,43 +130,83 @@ def true_heads(truth: Truth) -> Floats:
     return log_odds
 
 
-def seeded_environment(
-    name: str, *, dim: int, arms: int, seed: int, features: int = 0, stay: float = 1.0
-) -> Environment:
-    """Draw the world called `name` from the environment stream of a seed."""
-    generator = Chance.of(seed).environment
-    return make_environment(name, dim=dim, arms=arms, generator=generator, features=features, stay=stay)
+# ── the environments ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def opposite(generator: np.random.Generator, *, dim: int, arms: int) -> Environment:
+    """Draw a world in which an ad that pays more is less likely to be clicked, so that order matters."""
+    effects = _effects(generator, dim)
+    biases = generator.uniform(-4, -1, arms)
+    rewards = (1 / sigmoid(biases)) ** 0.8 * generator.uniform(0.7, 1.3, arms)
+    return _additive(effects, biases, rewards / rewards.max())
+
+
+def uniform(generator: np.random.Generator, *, dim: int, arms: int) -> Environment:
+    """Draw a world in which revenues are independent of the click probabilities."""
+    effects = _effects(generator, dim)
+    return _additive(effects, generator.standard_normal(arms), generator.uniform(0.5, 1, arms))
+
+
+def rare(generator: np.random.Generator, *, dim: int, arms: int) -> Environment:
+    """Draw a world in which clicks are rare and revenues differ by a factor of ten."""
+    effects = _effects(generator, dim)
+    return _additive(effects, generator.uniform(-5, -2, arms), generator.uniform(0.1, 1, arms))
+
+
+def tastes(generator: np.random.Generator, *, dim: int, arms: int, features: int = 0) -> Environment:
+    """Draw a world as `opposite` in which each ad has context effects δ_k ~ N(0, I)/√d too: users differ in taste.
+
+    With `features` above 0, each arm has as many, and they explain most of the tastes.
+    """
+    base = opposite(generator, dim=dim, arms=arms)
+    own = np.column_stack([base.truth.biases, generator.standard_normal((arms, dim)) / np.sqrt(dim)])
+    shared = np.concatenate([[0.0], base.truth.effects])[:, None]
+    world = replace(base, truth=replace(PersonalModel.certain(own), shared=shared))
+    return _explained(world, generator, features)
+
+
+def leaving(generator: np.random.Generator, *, dim: int, arms: int, features: int = 0) -> Environment:
+    """Draw a world as `tastes` where displays of ad k are answered with probability ρ_k ~ U(0.3, 1), of one never."""
+    world = tastes(generator, dim=dim, arms=arms)
+    stay = generator.uniform(0.3, 1, arms)
+    stay[generator.integers(arms)] = 0.0
+    return _explained(replace(world, stay=stay), generator, features)
+
+
+def digits(generator: np.random.Generator, *, dim: int, arms: int) -> Environment:
+    """Return a world with contexts that nobody here made: scikit-learn's images of digits.
+
+    Each of the ten classes is an ad, all of the same revenue. A user has an image as context, and clicks the ad of its
+    class with probability 0.9 and any other with 0.05. 64 pixels say which class it is, and no pixel says it alone.
+    """
+    truth = load_digits()
+    return Environment(truth=truth, rewards=np.ones(arms), stay=np.ones(arms), population=truth.images)
+
+
+ENVIRONMENTS: Final[dict[str, Callable[..., Environment]]] = {
+    draw.__name__: draw for draw in (opposite, uniform, rare, tastes, leaving, digits)
+}
 
 
 def make_environment(
-    name: str, *, dim: int, arms: int, generator: np.random.Generator, features: int = 0, stay: float = 1.0
+    name: str, *, dim: int, arms: int, generator: np.random.Generator, stay: float = 1.0, **options: int
 ) -> Environment:
-    """Draw the world called `name`.
+    """Draw the world of an environment; `options` are those of the environment.
 
-    With `features` above 0, each arm has as many, and they explain most of the tastes. Every display is answered with
-    probability `stay`, times the rate of the arm where arms have one.
+    Every display is answered with probability `stay`, times the rate of the arm where arms have one.
 
     >>> world = make_environment("opposite", dim=3, arms=5, generator=np.random.default_rng(1))
     >>> float(world.rewards.max())
     1.0
     """
-    check_world(name, dim=dim, arms=arms, features=features, stay=stay)
-    if name == "digits":
-        truth = DigitsTruth.load()
-        world = Environment(truth=truth, rewards=np.ones(truth.arms), population=truth.images)
-    elif name in WITH_TASTES:
-        world = _with_tastes(name, dim=dim, arms=arms, generator=generator, features=features)
-    else:
-        effects, biases, rewards = _common(name, dim=dim, arms=arms, generator=generator)
-        world = Environment(truth=AdditiveModel.certain(effects, biases), rewards=check_rewards(rewards))
-    if stay == 1:
-        return world
-    rates = np.ones(arms) if world.stay is None else world.stay
-    return replace(world, stay=stay * rates)
+    check_world(name, dim=dim, arms=arms, stay=stay, **options)
+    chosen = {option: value for option, value in options.items() if value}
+    world = ENVIRONMENTS[name](generator, dim=dim, arms=arms, **chosen)
+    return replace(world, stay=stay * world.stay)
 
 
-def check_world(name: str, *, dim: int, arms: int, features: int = 0, stay: float = 1.0) -> None:
-    """Raise `InputError` if there is no such world."""
+def check_world(name: str, *, dim: int, arms: int, stay: float = 1.0, **options: int) -> None:
+    """Raise `InputError` if there is no such world; an option that is 0 is not given."""
     if name not in ENVIRONMENTS:
         raise InputError(f"unknown environment {name!r}; one of {', '.join(ENVIRONMENTS)}")
     if arms < 1 or dim < 1:
@@ -196,42 +216,35 @@ def check_world(name: str, *, dim: int, arms: int, features: int = 0, stay: floa
     if name == "digits" and (dim, arms) != (DigitsTruth.PIXELS, DigitsTruth.CLASSES):
         size = f"{DigitsTruth.PIXELS} context features and {DigitsTruth.CLASSES} arms"
         raise InputError(f"the environment digits has {size}, not {dim} and {arms}")
-    if features and name not in WITH_TASTES:
-        raise InputError(f"features of arms explain tastes, and {name} has none; use {' or '.join(WITH_TASTES)}")
+    takes = {other: signature(draw).parameters for other, draw in ENVIRONMENTS.items()}
+    for option, value in options.items():
+        if value and option not in takes[name]:
+            others = " or ".join(other for other in takes if option in takes[other])
+            raise InputError(f"the environment {name} has no {option}; use {others}")
 
 
-def _common(name: str, *, dim: int, arms: int, generator: np.random.Generator) -> tuple[Floats, Floats, Floats]:
-    """Draw the effects of contexts that arms share, the biases of arms and their revenues."""
-    effects = generator.standard_normal(dim) / np.sqrt(dim)
-    match name:
-        case "uniform":
-            biases = generator.standard_normal(arms)
-            rewards = generator.uniform(0.5, 1, arms)
-        case "rare":
-            biases = generator.uniform(-5, -2, arms)
-            rewards = generator.uniform(0.1, 1, arms)
-        case _:
-            biases = generator.uniform(-4, -1, arms)
-            rewards = (1 / sigmoid(biases)) ** 0.8 * generator.uniform(0.7, 1.3, arms)
-            rewards /= rewards.max()
-    return effects, biases, rewards
+def _effects(generator: np.random.Generator, dim: int) -> Floats:
+    """Draw the effects of contexts that all arms share."""
+    return np.asarray(generator.standard_normal(dim) / np.sqrt(dim))
 
 
-def _with_tastes(name: str, *, dim: int, arms: int, generator: np.random.Generator, features: int) -> Environment:
-    effects, biases, rewards = _common("opposite", dim=dim, arms=arms, generator=generator)
-    tastes = generator.standard_normal((arms, dim)) / np.sqrt(dim)
-    stay = None
-    if name == "leaving":
-        stay = generator.uniform(0.3, 1, arms)
-        stay[generator.integers(arms)] = 0.0
-    described = None
-    if features:
-        described = generator.standard_normal((arms, features))
-        directions = generator.standard_normal((features, dim)) / np.sqrt(dim * features)
-        tastes = np.sqrt(EXPLAINED) * described @ directions + np.sqrt(1 - EXPLAINED) * tastes
-    heads = PersonalModel.certain(np.column_stack([biases, tastes]))
-    truth = replace(heads, shared=np.concatenate([[0.0], effects])[:, None])
-    return Environment(truth=truth, rewards=check_rewards(rewards), stay=stay, features=described)
+def _additive(effects: Floats, biases: Floats, rewards: Floats) -> Environment:
+    """Return a world whose contexts have the same effects on all arms."""
+    truth = AdditiveModel.certain(effects, biases)
+    return Environment(truth=truth, rewards=check_rewards(rewards), stay=np.ones(len(rewards)))
+
+
+def _explained(world: Environment, generator: np.random.Generator, features: int) -> Environment:
+    """Return the world with as many features of arms, which explain most of their tastes."""
+    if not features:
+        return world
+    truth = world.truth
+    assert isinstance(truth, PersonalModel)
+    described = generator.standard_normal((truth.arms, features))
+    directions = generator.standard_normal((features, truth.dim)) / np.sqrt(truth.dim * features)
+    explained = np.sqrt(EXPLAINED) * described @ directions + np.sqrt(1 - EXPLAINED) * truth.own[:, 1:]
+    own = np.column_stack([truth.own[:, 0], explained])
+    return replace(world, truth=replace(truth, own=own), features=described)
 
 
 # ── digits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -250,11 +263,6 @@ class DigitsTruth:
     images: Floats
     classes: Ints
     rows: dict[bytes, int]
-
-    @classmethod
-    def load(cls) -> DigitsTruth:
-        """Return the data of scikit-learn; they come with the package."""
-        return _loaded()
 
     @property
     def dim(self) -> int:
@@ -280,12 +288,13 @@ class DigitsTruth:
 
     def log_odds(self, contexts: Floats) -> Floats:
         """Return the log-odds of a click: (n, d) → (n, K)."""
-        return _log_odds(self.classes_of(contexts)[:, None] == np.arange(self.CLASSES))
+        own = self.classes_of(contexts)[:, None] == np.arange(self.CLASSES)
+        return np.asarray(np.where(own, math.log(OWN / (1 - OWN)), math.log(OTHER / (1 - OTHER))))
 
     def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
         """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
-        odds = _log_odds(self.classes_of(contexts)[:, None] == arms)
-        return np.where((arms >= 0) & (arms < self.CLASSES), odds, -np.inf)
+        odds = np.column_stack([self.log_odds(contexts), np.full(len(contexts), -np.inf)])
+        return np.asarray(np.take_along_axis(odds, np.where(arms == NO_ARM, self.CLASSES, arms), axis=1))
 
     def classes_of(self, contexts: Floats) -> Ints:
         """Return the class of each image, (n, d) → (n,)."""
@@ -295,17 +304,14 @@ class DigitsTruth:
         return np.asarray(self.classes[rows])
 
 
-def _log_odds(own: NDArray[np.bool_]) -> Floats:
-    return np.asarray(np.where(own, math.log(OWN / (1 - OWN)), math.log(OTHER / (1 - OTHER))), dtype=np.float64)
-
-
 @cache
-def _loaded() -> DigitsTruth:
+def load_digits() -> DigitsTruth:
+    """Return the truth of the images of scikit-learn, which come with the package."""
     try:
-        from sklearn.datasets import load_digits
+        from sklearn import datasets
     except ImportError:
         raise FailedError("the environment digits needs scikit-learn: pip install scikit-learn") from None
-    pixels, classes = load_digits(return_X_y=True)
+    pixels, classes = datasets.load_digits(return_X_y=True)
     images = np.asarray(pixels, dtype=np.float64)
     deviations = images.std(axis=0)
     # A pixel that is the same in all images stays 0. Adding 0 turns −0.0 into 0.0.

@@ -124,10 +124,6 @@ class ExperimentSettings:
         """The number of arms at the end."""
         return self.arms + self.new_arms
 
-    def arms_at(self, t: int) -> int:
-        """Return the number of arms in episode t = 1 … T."""
-        return self.arms if self.new_at is not None and t < self.new_at else self.all_arms
-
     def tasks(self) -> list[ExperimentTask]:
         """Return all runs, seeds outermost: so the first results are of all policies."""
         seeds = range(self.seed, self.seed + self.seeds)
@@ -284,8 +280,8 @@ class _Experiment:
         kept = self._journaled(slates)
         self._learn(contexts[kept], slates.arms[kept], clicked[kept], displayed[kept])
         valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
-        best = valuer.best(contexts)
-        regret = best - valuer.served(contexts, slates.arms)
+        best = valuer.values(contexts, valuer.best_slates(contexts))
+        regret = best - valuer.values(contexts, slates.arms)
         buyers = np.flatnonzero(clicked >= 0)
         reward = self.world.rewards[slates.arms[buyers, clicked[buyers]]]
         explored = slates.explored[displayed].mean() if displayed.any() else 0.0
@@ -348,7 +344,12 @@ class _Experiment:
 
     def _learn(self, contexts: Floats, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
         """Fold the answers; `answered` (n, H) marks the positions that have one."""
-        self._count_answers(slates, clicked, answered)
+        sessions, positions = _displayed(slates, clicked, answered)
+        self.answers = self.answers.plus(
+            positions=positions,
+            arms=slates[sessions, positions],
+            answered=answered[sessions, positions].astype(np.float64),
+        )
         sessions, positions = np.nonzero(answered)
         seen = Observations(
             contexts=contexts,
@@ -367,14 +368,6 @@ class _Experiment:
         self.displays += int(answered.sum())
         self.clicks += int((clicked >= 0).sum())
         self._turns += len(_displayed(slates, clicked, answered)[0])
-
-    def _count_answers(self, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
-        sessions, positions = _displayed(slates, clicked, answered)
-        self.answers = self.answers.plus(
-            positions=positions,
-            arms=slates[sessions, positions],
-            answered=answered[sessions, positions].astype(np.float64),
-        )
 
     def _log_odds_error(self) -> float:
         sessions, positions = np.nonzero(self._slates.arms != NO_ARM)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.planning import optimal_values
 from worker.errors import FailedError, InputError
-from worker.simulation.environments import WITHOUT_TASTES, seeded_environment
+from worker.simulation.environments import WITHOUT_TASTES, Chance, make_environment
 from worker.simulation.experiment import ExperimentSettings, Run
 
 if TYPE_CHECKING:
@@ -95,10 +95,7 @@ def plot_regret(runs: Sequence[Run], settings: ExperimentSettings, path: str) ->
     users = sorted({one.users for one in runs})
     policies = list(dict.fromkeys(one.policy for one in runs))
     rows = 2 if len(users) > 1 else 1
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7.2, 1.0 + 3.5 * rows), layout="constrained")
+    with drawing(7.2, 1.0 + 3.5 * rows) as figure:
         panels = figure.subplots(rows, 1, squeeze=False)[:, 0]
         _draw_over_time(panels[0], [one for one in runs if one.users == users[-1]], policies, users[-1], settings)
         if rows == 2:
@@ -163,14 +160,12 @@ def _band(axes: Axes, x: Any, curves: Floats, policy: str, **more: Any) -> None:
 
 def plot_structure(settings: ExperimentSettings, path: str) -> bytes:
     """Draw Q_h(k) of the true model over arms, by rising revenue, and steps, with the best arm of each step."""
-    world = seeded_environment(settings.environment, dim=settings.dim, arms=settings.arms, seed=settings.seed)
+    generator = Chance.of(settings.seed).environment
+    world = make_environment(settings.environment, dim=settings.dim, arms=settings.arms, generator=generator)
     order = np.argsort(world.rewards, kind="stable")
     chances = sigmoid(world.truth.biases[order])
     surface = q_surface(chances, world.rewards[order], settings.horizon)
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(11, 6.2), layout="constrained")
+    with drawing(11, 6.2) as figure:
         grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
         _draw_surface(figure.add_subplot(grid[:, 0], projection="3d"), surface)
         _draw_slices(figure.add_subplot(grid[0, 1]), surface, frontier_of(chances))
@@ -241,7 +236,7 @@ def _draw_slices(axes: Axes, surface: Floats, frontier: NDArray[np.bool_]) -> No
     axes.set(title="Q as a share of the step’s best", ylabel="Q / V")
     axes.set_xlabel("arm k (dots: no other pays more and is likelier)")
     axes.legend(loc="best", fontsize=8)
-    _whole_numbers(axes.xaxis)
+    whole_numbers(axes.xaxis)
 
 
 def _draw_path(axes: Axes, surface: Floats) -> None:
@@ -251,20 +246,21 @@ def _draw_path(axes: Axes, surface: Floats) -> None:
     axes.set(title="The best arm never rises", xlabel="step h", ylabel="best arm k*")
     axes.set_xlim(0.5, len(surface) + 0.5)
     axes.set_ylim(0.3, surface.shape[1] + 0.7)
-    _whole_numbers(axes.xaxis, axes.yaxis)
+    whole_numbers(axes.xaxis, axes.yaxis)
 
 
 # ── shared parts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
-def drawing(dpi: int = 160) -> Iterator[None]:
-    """Let matplotlib draw in the style of all plots."""
+def drawing(width: float, height: float, *, dpi: int = 160) -> Iterator[Figure]:
+    """Yield a new figure, to be drawn and rendered in the style of all plots within the block; sizes in inches."""
     import matplotlib
+    from matplotlib.figure import Figure
 
     matplotlib.use("Agg")
     with matplotlib.rc_context({**STYLE, "savefig.dpi": dpi}):
-        yield
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
 def _head(figure: Figure, title: str, under: str) -> None:
@@ -297,7 +293,8 @@ def _plain_numbers(*scales: Axis) -> None:
         scale.set_minor_formatter(NullFormatter())
 
 
-def _whole_numbers(*scales: Axis) -> None:
+def whole_numbers(*scales: Axis) -> None:
+    """Mark whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     for scale in scales:

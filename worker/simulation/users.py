@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import orjson
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.errors import InputError
 from worker.simulation.environments import Bools, Environment, first_clicks
-from worker.simulation.poison import KINDS, spoilt
+from worker.stream.decoding import LARGEST_NUMBER, Limits
 from worker.stream.encoding import encode_arrival, encode_feedback
-from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.events import DEAD_LETTER_REASONS, Arrival, Decision, Feedback, Reason
 
 Topic: TypeAlias = Literal["arrivals", "clicks"]
 
@@ -61,17 +61,6 @@ class Habits:
     duplicated: float = 0.02
     poison: float = 0.01
 
-    def __post_init__(self) -> None:
-        for name in ("silent", "leaving", "prefetching", "disordered", "duplicated", "poison"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
-        for name in ("look", "transit"):
-            shortest, longest = getattr(self, name)
-            if not 0 <= shortest <= longest:
-                raise InputError(f"{name} must be a range of times, the shorter first, not {shortest} to {longest}")
-        if min(self.patience, self.held_up) < 0:
-            raise InputError("patience and held_up must not be negative")
-
 
 #: Users who answer every display, on a perfect network.
 TIDY = Habits(silent=0, leaving=0, prefetching=0, disordered=0, duplicated=0, poison=0)
@@ -87,7 +76,7 @@ class Cohort:
     stays : (n, H), whether the user answers the display, if its arm does not make the user leave
     tempers : (n, H), in [0, 1), the answer rate that the arm at a position must exceed for an answer
     transits, copies : (n, H + 1), the delays of the arrival and of each answer, and of their second copies (0: none)
-    answered : (n,), the positions answered so far
+    answered, clicked : (n,), the positions answered so far, and the index of the arm that was clicked, NO_ARM if none
     """
 
     arrived_at: list[int]
@@ -101,6 +90,7 @@ class Cohort:
     transits: list[list[int]]
     copies: list[list[int]]
     answered: list[int]
+    clicked: list[int]
 
     def __len__(self) -> int:
         return len(self.arrived_at)
@@ -109,12 +99,12 @@ class Cohort:
 class Users:
     """Users of a world.
 
-    `arms` are the ids of the world's arms, in its order; users never click any other. `rate` is the mean number of
-    users per period of `period` milliseconds; period 0 begins at `start`. Session ids begin with `name`.
+    `rate` is the mean number of users per period of `period` milliseconds; period 0 begins at `start`. Session ids
+    begin with `name`. Users never click an arm that is not of the world.
 
     >>> from worker.simulation.environments import make_environment
     >>> world = make_environment("opposite", dim=2, arms=2, generator=np.random.default_rng(1))
-    >>> users = Users(world, ["shoes", "hats"], horizon=3, rate=5, start=0, habits=TIDY)
+    >>> users = Users(world, horizon=3, rate=5, start=0, habits=TIDY)
     >>> users.arrivals(0)[0].key
     b'user:0-0'
     """
@@ -122,7 +112,6 @@ class Users:
     def __init__(
         self,
         world: Environment,
-        arms: Sequence[str],
         *,
         horizon: int,
         rate: float,
@@ -132,14 +121,11 @@ class Users:
         habits: Habits | None = None,
         name: str = "user",
     ) -> None:
-        if len(arms) != len(world.rewards):
-            raise InputError(f"{len(arms)} names for {len(world.rewards)} arms")
-        self.world = world
+        self.world, self.arms = world, world.catalogue()
         self.habits = habits or Habits()
         self.horizon, self.rate, self.period, self.start = horizon, rate, period, start
-        self._names = tuple(arms)
-        self._index = {arm: index for index, arm in enumerate(arms)}
-        self._stay = np.append(np.ones(len(arms)) if world.stay is None else world.stay, 1.0)
+        self._index = {arm.arm: index for index, arm in enumerate(self.arms)}
+        self._stay = np.append(world.stay, 1.0)
         self._seed = seed
         self._name = name
         self._cohorts: dict[int, Cohort] = {}
@@ -181,8 +167,7 @@ class Users:
         stays = generator.random((count, horizon)) >= habits.leaving
         stays &= (generator.random(count) >= habits.silent)[:, None]
         stays &= dues <= arrived[:, None] + habits.patience
-        # Drawn last, and only where it is needed: users of other worlds stay the same.
-        tempers = np.zeros((count, horizon)) if self.world.stay is None else generator.random((count, horizon))
+        tempers = generator.random((count, horizon))
         with np.errstate(divide="ignore"):
             needs = np.log(moods) - np.log1p(-moods)
         return Cohort(
@@ -197,6 +182,7 @@ class Users:
             transits=transits.tolist(),
             copies=copies.tolist(),
             answered=[0] * count,
+            clicked=[NO_ARM] * count,
         )
 
     def _transits(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Ints:
@@ -206,7 +192,7 @@ class Users:
         return np.where(disordered, np.maximum(usual, held_up), usual)
 
     def _generator(self, period: int, purpose: int) -> np.random.Generator:
-        # Children 0 to 3 of the seed are the streams of `worker.simulation.environments.Chance`.
+        # Apart from the streams of `worker.simulation.environments.Chance`, whose keys have one number.
         return np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(4, period, purpose)))
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -248,7 +234,7 @@ class Users:
         for index in np.flatnonzero(generator.random(len(self.cohort(period))) < self.habits.poison).tolist():
             good = self._arrival(period, index)
             kind = KINDS[int(generator.integers(len(KINDS)))]
-            topic, value = spoilt(kind, good.value, arm=self._names[0], horizon=self.horizon)
+            topic, value = spoilt(kind, good.value, arm=self.arms[0].arm, horizon=self.horizon)
             records.append(Sent(good.time + delay, topic, good.key, value))
         return records
 
@@ -285,6 +271,7 @@ class Users:
             records.extend(_twice(record, cohort.transits[index][position], cohort.copies[index][position]))
             cohort.answered[index] = position
             if clicked:
+                cohort.clicked[index] = known
                 break
         return records
 
@@ -324,3 +311,52 @@ def _twice(record: Sent, transit: int, copy: int) -> list[Sent]:
     if copy:
         arriving.append(record._replace(time=record.time + copy))
     return arriving
+
+
+# ── poison ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#: The reasons that need more than one record of a session, or a secret.
+_OTHERS: Final = frozenset(("arm-mismatch", "token", "parked-overflow"))
+
+#: All kinds: the dead-letter reasons that a single record can have.
+KINDS: Final[tuple[Reason, ...]] = tuple(reason for reason in DEAD_LETTER_REASONS if reason not in _OTHERS)
+
+_LIMITS = Limits()
+
+
+def spoilt(kind: Reason, arrival: bytes, *, arm: str, horizon: int) -> tuple[Topic, bytes]:
+    """Turn a good arrival into a record of a kind; return its topic and value.
+
+    `arm` is an arm of the worker. Workers with other limits than the default may accept some of the records.
+
+    >>> good = b'{"session_id":"s","occurred_at":5,"context":[1.0]}'
+    >>> spoilt("dimension", good, arm="a", horizon=5)
+    ('arrivals', b'{"session_id":"s","occurred_at":5,"context":[1.0,1.0]}')
+    """
+    if kind == "undecodable":
+        return "arrivals", arrival[: len(arrival) // 2]
+    record: dict[str, Any] = orjson.loads(arrival)
+    if kind in ("position", "unknown-arm"):
+        del record["context"]
+        record |= {
+            "position": horizon + 1 if kind == "position" else 1,
+            "arm": f"no-{arm}" if kind == "unknown-arm" else arm,
+            "clicked": True,
+        }
+        return "clicks", orjson.dumps(record)
+    match kind:
+        case "invalid":
+            record["occurred_at"] = "noon"
+        case "too-large":
+            record["padding"] = "x" * _LIMITS.max_record_bytes
+        case "dimension":
+            record["context"] = [*record["context"], 1.0]
+        case "norm":
+            record["context"][0] = 2 * LARGEST_NUMBER
+        case "future":
+            record["occurred_at"] += 60 * _LIMITS.max_ahead_ms
+        case "past":
+            record["occurred_at"] //= 1_000  # seconds
+        case "session-reused":
+            record["context"][0] += 1.0
+    return "arrivals", orjson.dumps(record)

@@ -6,16 +6,15 @@ clicks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
-from worker.bandit.ordering import best_values
-from worker.bandit.planning import optimal_values, values_of_slates
+from worker.bandit.ordering import by_worth
+from worker.bandit.planning import values_of_slates
 from worker.simulation.environments import Environment
 
 T = TypeVar("T")
@@ -66,113 +65,100 @@ def tenths(rows: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     return rows[:count], rows[-count:]
 
 
-def best_distinct(chances: Floats, rewards: Floats, rates: AnswerRates) -> Ints:
-    """Return the best slates without repeats: (n, K) → (n, H).
+class WorthHistory:
+    """Worth by time, in rows of `row` milliseconds, which doubles when there are more than `most` rows.
 
-    The dynamic programme of docs/math.md §7: a slate takes its arms by falling worth, so each arm in that order is
-    either shown next or left out.
-
-    >>> everybody = AnswerRates.everybody(arms=3, horizon=2)
-    >>> best_distinct(np.array([[0.5, 0.1, 0.9]]), np.array([1.0, 2.0, 1.1]), everybody)
-    array([[1, 2]])
+    >>> history = WorthHistory(row=1000, most=2)
+    >>> for time in (0, 1500, 4000):
+    ...     history.add(time, Worth(sessions=1, oracle=1.0, served=0.5))
+    >>> history.row, [worth.sessions for worth in history.rows]
+    (4000, [2, 1])
     """
-    kept = rates.arms * (1 - chances)
-    worth = rates.arms * chances * rewards / np.maximum(1 - kept, np.finfo(np.float64).tiny)
-    order = np.argsort(-worth, axis=1, kind="stable")
-    rows, left = np.arange(len(chances)), rates.positions[::-1, None]  # with 1 … H displays left
-    values = np.zeros((len(left) + 1, len(chances)))
-    shown = []
-    for arm in order.T[::-1]:
-        f = chances[rows, arm]
-        with_it = np.minimum(1.0, left * rates.arms[arm]) * (f * rewards[arm] + (1 - f) * values[:-1])
-        shown.append(with_it > values[1:])
-        values[1:] = np.maximum(values[1:], with_it)
-    slates = np.full((len(chances), len(left)), NO_ARM)
-    places = np.zeros(len(chances), dtype=np.intp)
-    for arm, wanted in zip(order.T, reversed(shown), strict=True):
-        next_rows = rows[places < len(left)]
-        next_rows = next_rows[wanted[len(left) - 1 - places[next_rows], next_rows]]
-        slates[next_rows, places[next_rows]] = arm[next_rows]
-        places[next_rows] += 1
-    return slates
+
+    def __init__(self, *, row: int = 1_000, most: int = 2_000) -> None:
+        self.row = row
+        self.rows: list[Worth] = []
+        self.whole = Worth()
+        self._most = most
+
+    def add(self, time: int, worth: Worth) -> None:
+        """Add sessions at a time in milliseconds since the start."""
+        self.whole += worth
+        while time // self.row >= self._most:
+            self.rows = [together(self.rows[i : i + 2]) for i in range(0, len(self.rows), 2)]
+            self.row *= 2
+        while time // self.row >= len(self.rows):
+            self.rows.append(Worth())
+        self.rows[time // self.row] += worth
+
+    def tenths(self) -> tuple[Worth, Worth]:
+        """Return the first and the last tenth of the rows with sessions, at least a row each."""
+        first, last = tenths([row for row in self.rows if row.sessions])
+        return together(first), together(last)
+
+    def lately(self, rows: int = 10) -> Worth:
+        """Return the sum of the last rows."""
+        return together(self.rows[-rows:])
 
 
 class Valuer:
     """Values slates by the truth of a world; `rewards` (K + 1,) has the revenue of each arm, 0 for an unknown one.
 
-    Both values take into account that users leave, if they do.
+    Values take into account that users leave, if they do.
     """
 
     def __init__(self, world: Environment, *, horizon: int, repeats: bool = True) -> None:
-        self._truth, self._known, self._horizon, self._repeats = world.truth, len(world.rewards), horizon, repeats
-        self._rates = world.answer_rates(horizon)
+        self._world, self._known, self._horizon, self._repeats = world, len(world.rewards), horizon, repeats
         self.rewards = np.append(world.rewards, 0.0)
 
     def worth(self, contexts: Floats, slates: Ints) -> Worth:
         """Value slates (n, H) of arm indices for contexts (n, d); the index K stands for an unknown arm."""
-        best, served = self.best(contexts), self.served(contexts, slates)
+        best, served = self.values(contexts, self.best_slates(contexts)), self.values(contexts, slates)
         return Worth(sessions=len(contexts), oracle=float(best.sum()), served=float(served.sum()))
 
-    def best(self, contexts: Floats) -> Floats:
-        """Return the expected revenue of the best slates: (n, d) → (n,)."""
-        chances = sigmoid(self._truth.log_odds(contexts)[:, : self._known])
-        rewards = self.rewards[:-1]
-        if not self._repeats:
-            return best_values(chances, rewards, self._horizon, self._rates)
-        rates = None if self._rates is None else self._rates.of_arms(np.arange(self._known))
-        return optimal_values(chances, rewards, self._horizon, rates)[:, 0]
+    def values(self, contexts: Floats, slates: Ints) -> Floats:
+        """Return the expected revenue of slates: (n, d), (n, H) → (n,)."""
+        chances = sigmoid(self._world.truth.log_odds_of(contexts, slates))
+        return values_of_slates(chances, self.rewards[slates], self._world.answer_rates(slates))[:, 0]
 
     def best_slates(self, contexts: Floats) -> Ints:
         """Return the best slates: (n, d) → (n, H)."""
-        chances = sigmoid(self._truth.log_odds(contexts)[:, : self._known])
-        rewards = self.rewards[:-1]
-        rates = self._rates or AnswerRates.everybody(arms=self._known, horizon=self._horizon)
-        if not self._repeats:
-            return best_distinct(chances, rewards, rates)
-        by_position = rates.of_arms(np.arange(self._known))
-        ahead = np.column_stack([optimal_values(chances, rewards, self._horizon, by_position), np.zeros(len(chances))])
-        return np.column_stack(
-            [
-                (by_position[h] * (ahead[:, h + 1 : h + 2] * (1 - chances) + chances * rewards)).argmax(axis=1)
-                for h in range(self._horizon)
-            ]
-        )
-
-    def served(self, contexts: Floats, slates: Ints) -> Floats:
-        """Return the expected revenue of slates: (n, d), (n, H) → (n,)."""
-        chances = sigmoid(self._truth.log_odds_of(contexts, slates))
-        rates = None if self._rates is None else self._rates.of_slates(slates)
-        return values_of_slates(chances, self.rewards[slates], rates)[:, 0]
+        chances = sigmoid(self._world.truth.log_odds(contexts)[:, : self._known])
+        best = best_repeated if self._repeats else best_distinct
+        return best(chances, self._world.rewards, self._world.stay, self._horizon)
 
 
-# ── summaries of demo and traffic ────────────────────────────────────────────────────────────────────────────────────
+def best_repeated(chances: Floats, rewards: Floats, stay: Floats, horizon: int) -> Ints:
+    """Return the best slates with repeats, from click probabilities: (n, K) → (n, H).
+
+    >>> best_repeated(np.array([[0.9, 0.25]]), np.array([1.0, 3.0]), np.ones(2), horizon=3)
+    array([[1, 1, 0]])
+    """
+    slates, ahead = np.full((len(chances), horizon), NO_ARM), np.zeros((len(chances), 1))
+    for position in reversed(range(horizon)):
+        values = stay * (chances * rewards + (1 - chances) * ahead)
+        slates[:, position], ahead = values.argmax(axis=1), values.max(axis=1, keepdims=True)
+    return slates
 
 
-def worth_numbers(first: Worth, last: Worth, whole: Worth) -> dict[str, Any]:
-    """Return expected revenue, pseudo-regret and share of the oracle, in the tenths and overall."""
-    return {
-        "oracle_reward": whole.oracle,
-        "served_reward": whole.served,
-        "pseudo_regret": {
-            "first_tenth": first.regret_per_session,
-            "last_tenth": last.regret_per_session,
-            "per_session": whole.regret_per_session,
-            "total": whole.regret,
-        },
-        "revenue_share": {"first_tenth": first.share, "last_tenth": last.share, "overall": whole.share},
-    }
+def best_distinct(chances: Floats, rewards: Floats, stay: Floats, horizon: int) -> Ints:
+    """Return the best slates without repeats, from click probabilities: (n, K) → (n, H).
 
+    The dynamic programme of docs/math.md §7: a slate has its arms by falling worth, so each arm in that order is
+    either shown next or left out.
 
-def worth_rows(numbers: Mapping[str, Any], *, earned: str) -> list[list[str]]:
-    """Return the rows of clicks, revenue and regret; `earned` explains the revenue earned."""
-    regret, share = numbers["pseudo_regret"], numbers["revenue_share"]
-    oracle = f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}"
-    tenths = f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first"
-    return [
-        ["clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"],
-        ["revenue served", f"{numbers['served_reward']:,.1f}", oracle],
-        ["  first tenth", f"{share['first_tenth']:.1%}", "of the oracle's"],
-        ["  last tenth", f"{share['last_tenth']:.1%}", "of the oracle's"],
-        ["revenue earned", f"{numbers['reward']:,.1f}", earned],
-        ["regret/session", f"{regret['last_tenth']:.5f}", tenths],
-    ]
+    >>> best_distinct(np.array([[0.5, 0.1, 0.9]]), np.array([1.0, 2.0, 1.1]), np.ones(3), horizon=2)
+    array([[1, 2]])
+    """
+    rows, order = np.arange(len(chances)), by_worth(chances.T, rewards, stay, np.ones(horizon))
+    # With 0 … H displays left, the best of the arms so far.
+    values = np.zeros((horizon + 1, len(chances)))
+    slates = np.full((horizon + 1, len(chances), horizon), NO_ARM)
+    for arm in order[::-1]:
+        f = chances[rows, arm]
+        with_it = stay[arm] * (f * rewards[arm] + (1 - f) * values[:-1])
+        better = with_it > values[1:]
+        values[1:] = np.where(better, with_it, values[1:])
+        first = np.broadcast_to(arm[:, None], (horizon, len(arm), 1))
+        slates[1:] = np.where(better[..., None], np.concatenate([first, slates[:-1, :, :-1]], axis=2), slates[1:])
+    return np.asarray(slates[-1])

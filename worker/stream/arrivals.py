@@ -17,7 +17,7 @@ Rules that hold in this file (docs/design.md §3):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from dataclasses import dataclass
 
 from worker.stream.chance import ALL, journaled
 from worker.stream.contexts import pack_context
@@ -29,13 +29,8 @@ from worker.stream.session import Session, brief_exclusions
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.table import SessionTable
 from worker.stream.topology import Record
-from worker.stream.versions import Versions
 
 REUSED = "another arrival has this session_id; ids must be unique"
-
-#: Arrivals of a partition that can have been answered and not be committed: more than a worker handles between two
-#: commits, and few compared with a backlog of hours.
-MOST_REPEATED: Final = 65_536
 
 
 def plan_together(work: Sequence[tuple[Arrivals, Batch]]) -> None:
@@ -44,10 +39,10 @@ def plan_together(work: Sequence[tuple[Arrivals, Batch]]) -> None:
     for arrivals, _ in work:
         arrivals.sessions.room.claimed = 0
     for arrivals, batch in work:
-        at, table, claim = arrivals.versions.at, arrivals.sessions.states, arrivals.sessions.room.claim
+        sessions = arrivals.sessions
         for arrival in arrivals.new(batch):
-            if claim(waiting=arrival.session_id in table):
-                groups.setdefault(at(arrival.occurred_at), []).append((batch, arrival))
+            if sessions.room.claim(waiting=arrival.session_id in sessions.table):
+                groups.setdefault(sessions.versions.at(arrival.occurred_at), []).append((batch, arrival))
     for planner, group in groups.items():
         new = [arrival for _, arrival in group]
         contexts = [pack_context(arrival.context) for arrival in new]
@@ -56,50 +51,31 @@ def plan_together(work: Sequence[tuple[Arrivals, Batch]]) -> None:
             batch.emits.sample = context
 
 
+@dataclass(slots=True)
 class Arrivals:
     """Opens the sessions of one partition in its table; `feedback` joins what was parked for them."""
 
-    def __init__(
-        self,
-        sessions: SessionTable,
-        versions: Versions,
-        *,
-        reader: RecordReader,
-        feedback: FeedbackJoin,
-    ) -> None:
-        self.sessions = sessions
-        self.versions = versions
-        self._reader = reader
-        self._feedback = feedback
-        self._repeated_until = 0
-
-    def take_over(self, start: int, end: int) -> None:
-        """Note that earlier owners may have answered the arrivals between these offsets, the end excluded."""
-        self._repeated_until = min(end, start + MOST_REPEATED)
-
-    def _is_uncertain(self, record: Record, arrival: Arrival) -> bool:
-        """Whether an earlier owner of the partition may have answered an arrival with another slate."""
-        return record.offset < self._repeated_until and not self.versions.is_certain(
-            arrival.occurred_at, abs(record.timestamp)
-        )
-
-    # ── planning ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    sessions: SessionTable
+    reader: RecordReader
+    feedback: FeedbackJoin
 
     def new(self, batch: Batch) -> Iterable[Arrival]:
         """Return the first arrival of every new session."""
-        table = self.sessions.states
+        table = self.sessions.table
         first: dict[str, Arrival] = {}
         for event in batch.events:
             if type(event) is Arrival and type(table.get(event.session_id)) is not Session:
                 first.setdefault(event.session_id, event)
         return first.values()
 
-    # ── a record ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def take(self, record: Record, arrival: Arrival, batch: Batch) -> None:
         """Open the session of an arrival, or find it in the table; journal it if it is to be."""
-        session_id, uncertain = arrival.session_id, self._is_uncertain(record, arrival)
-        known = self.sessions.states.get(session_id)
+        session_id = arrival.session_id
+        # An earlier owner of the partition may have answered it with another slate.
+        uncertain = record.offset < self.sessions.repeated_until and not self.sessions.versions.is_certain(
+            arrival.occurred_at, abs(record.timestamp)
+        )
+        known = self.sessions.table.get(session_id)
         if type(known) is Session:
             session = known
             if (
@@ -107,7 +83,7 @@ class Arrivals:
                 or brief_exclusions(arrival.exclude) != session.exclude
                 or pack_context(arrival.context) != session.context
             ):
-                self._reader.reject(record, "session-reused", REUSED, batch.emits)
+                self.reader.reject(record, "session-reused", REUSED, batch.emits)
                 return
             batch.emits.tally.repeated += 1
             batch.touched.setdefault(session_id, False)
@@ -151,16 +127,16 @@ class Arrivals:
             emits.tally.expected_reward += session.values[0]
         batch.touched[session_id] = True
         if parked is not None:
-            self._feedback.take_parked(session_id, session, parked, emits)
+            self.feedback.take_parked(session_id, session, parked, emits)
         return session
 
     def _answer_unremembered(self, record: Record, arrival: Arrival, batch: Batch) -> None:
         """Answer an arrival for which there is no room."""
         known = batch.unremembered.get(arrival.session_id)
         if known is not None and known.arrived_at != arrival.occurred_at:
-            self._reader.reject(record, "session-reused", REUSED, batch.emits)
+            self.reader.reject(record, "session-reused", REUSED, batch.emits)
             return
-        planner = self.versions.at(arrival.occurred_at)
+        planner = self.sessions.versions.at(arrival.occurred_at)
         slate, version = planner.fallback(arrival), planner.parameters.version
         session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
         batch.unremembered[arrival.session_id] = session

@@ -40,45 +40,32 @@ class Refusal:
 
 
 def carry_out(current: Parameters, order: Order, history: Mapping[int, Parameters]) -> Parameters | Refusal | None:
-    """Return the version after an order; None if nothing changes. `history` holds the targets of a rollback."""
+    """Return the version after an order; None if nothing changes. `history` holds the targets of a rollback.
+
+    >>> first = Parameters.first(LearningSettings(dim=1), (Arm(arm="a", reward=1.0),))
+    >>> [arm.arm for arm in carry_out(first, ArmChange(arm="b", reward=2.0, active=True), {}).arms]
+    ['a', 'b']
+    >>> carry_out(first, ArmChange(arm="a", reward=1.0, active=True), {}) is None
+    True
+    """
     match order:
         case ArmChange():
-            return change_arm(current, order)
+            return _changed(current, order, (order,))
         case CatalogueChange():
-            return change_arms(current, order)
+            return _changed(current, order, order.changes)
         case Import():
-            return take_over(current, order)
+            return _take_over(current, order)
+        case Command(action="rollback"):
+            return _roll_back(current, order, history)
         case Command():
-            return obey(current, order, history)
+            frozen = order.action == "freeze"
+            return None if current.frozen == frozen else replace(current, frozen=frozen)
         case Tag():
             return None
 
 
-def change_arm(current: Parameters, change: ArmChange) -> Parameters | Refusal | None:
-    """Add, price, retire or reactivate an arm; return None if nothing changes.
-
-    >>> settings = LearningSettings(dim=1)
-    >>> first = Parameters.first(settings, (Arm(arm="a", reward=1.0),))
-    >>> [arm.arm for arm in change_arm(first, ArmChange(arm="b", reward=2.0, active=True)).arms]
-    ['a', 'b']
-    >>> change_arm(first, ArmChange(arm="a", reward=1.0, active=True)) is None
-    True
-    """
-    return _changed(current, change, (change,))
-
-
-def change_arms(current: Parameters, change: CatalogueChange) -> Parameters | Refusal | None:
-    """Change several arms at once; return None if nothing changes. One wrong entry refuses the whole order.
-
-    >>> first = Parameters.first(LearningSettings(dim=1), (Arm(arm="a", reward=1.0),))
-    >>> entries = (ArmEntry(arm="b", reward=2.0, active=True), ArmEntry(arm="a", reward=1.0, active=False))
-    >>> [(arm.arm, arm.active) for arm in change_arms(first, CatalogueChange(changes=entries)).arms]
-    [('a', False), ('b', True)]
-    """
-    return _changed(current, change, change.changes)
-
-
-def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | ArmEntry]) -> Parameters | Refusal | None:
+def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> Parameters | Refusal | None:
+    """Add, price, retire or reactivate arms; one wrong entry refuses the whole order."""
     arms, indices = list(current.arms), dict(current.indices)
     for change in changes:
         index = indices.get(change.arm)
@@ -101,11 +88,11 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | Ar
         return Refusal(order=order, reason=str(error))
     current = replace(current, settings=settings)
     added = len(arms) - len(current.arms)
-    model = _grown(current, arms)
-    if added and (reason := too_large(arms, model, settings=current.settings)):
-        return Refusal(order=order, reason=reason)
     answers = current.answers.with_arms(added) if added and current.answers is not None else current.answers
-    return replace(current, arms=tuple(arms), model=model, answers=answers)
+    changed = replace(current, arms=tuple(arms), model=_grown(current, arms), answers=answers)
+    if added and (reason := too_large(changed)):
+        return Refusal(order=order, reason=reason)
+    return changed
 
 
 def _grown(current: Parameters, arms: Sequence[Arm]) -> ClickModel:
@@ -120,7 +107,7 @@ def _grown(current: Parameters, arms: Sequence[Arm]) -> ClickModel:
     return model.with_features(columns)
 
 
-def _wanted(change: ArmChange | ArmEntry, known: Arm | None) -> Arm:
+def _wanted(change: ArmEntry, known: Arm | None) -> Arm:
     """Return the arm after a change; raise `InputError` if it is not usable."""
     kept = () if known is None else known.features
     features = kept if change.features is None else tuple(change.features.items())
@@ -181,14 +168,6 @@ def describe_change(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]
     return "~", change.arm, f"{known.reward:.15g} → {new}"
 
 
-def obey(current: Parameters, command: Command, history: Mapping[int, Parameters]) -> Parameters | Refusal | None:
-    """Freeze, unfreeze, or roll back to a version in `history`; return None if nothing changes."""
-    if command.action == "rollback":
-        return _roll_back(current, command, history)
-    frozen = command.action == "freeze"
-    return None if current.frozen == frozen else replace(current, frozen=frozen)
-
-
 def _roll_back(current: Parameters, command: Command, history: Mapping[int, Parameters]) -> Parameters | Refusal | None:
     number = command.version
     target = None if number is None else history.get(number)
@@ -201,7 +180,7 @@ def _roll_back(current: Parameters, command: Command, history: Mapping[int, Para
     return _with_estimate(current, target, current.arms)
 
 
-def take_over(current: Parameters, order: Import) -> Parameters | Refusal | None:
+def _take_over(current: Parameters, order: Import) -> Parameters | Refusal | None:
     """Take the estimate of given parameters under the present position, prices and frozen state.
 
     An arm that these lack starts at the prior. An arm that the catalogue lacks is added, or else integrated out.
@@ -228,7 +207,7 @@ def take_over(current: Parameters, order: Import) -> Parameters | Refusal | None
             type(taken.model).unpack(taken.model.pack(), intercept=taken.settings.intercept)
     except AdcascadeError as error:
         return Refusal(order=order, reason=f"these parameters do not fit the catalogue: {error}")
-    if taken is not None and added and (reason := too_large(taken.arms, taken.model, settings=taken.settings)):
+    if taken is not None and added and (reason := too_large(taken)):
         return Refusal(order=order, reason=reason)
     return taken
 
@@ -248,7 +227,7 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         expected_sessions=target.expected_sessions,
         explore_budget=target.explore_budget,
         thresholds=fitted_thresholds(target.thresholds, current.settings.horizon),
-        ties=_fitted_ties(target, current.settings),
+        ties=fitted_thresholds(target.ties, current.settings.horizon),
         answers=align_answers(target, arms, current.settings),
         radius=target.radius,
         standardisation=target.standardisation,
@@ -278,7 +257,7 @@ def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
         parameters,
         settings=settings,
         thresholds=fitted_thresholds(parameters.thresholds, settings.horizon),
-        ties=_fitted_ties(parameters, settings),
+        ties=fitted_thresholds(parameters.ties, settings.horizon),
         answers=align_answers(parameters, parameters.arms, settings),
     )
 
@@ -297,15 +276,10 @@ def align_answers(target: Parameters, arms: Sequence[Arm], settings: LearningSet
     return counts.with_horizon(settings.horizon)
 
 
-def _fitted_ties(parameters: Parameters, settings: LearningSettings) -> tuple[float, ...]:
-    return fitted_thresholds(parameters.ties, settings.horizon) if parameters.ties else ()
-
-
 def fitted_thresholds(thresholds: tuple[float, ...], horizon: int) -> tuple[float, ...]:
-    """Cut thresholds to the horizon, or repeat the last one for new steps.
+    """Cut thresholds, or ties, to the horizon, or repeat the last one for new steps; none stay none.
 
     >>> fitted_thresholds((3.0, 2.0), 4)
     (3.0, 2.0, 2.0, 2.0)
     """
-    last = thresholds[-1:] or (0.0,)
-    return (*thresholds, *last * horizon)[:horizon]
+    return (*thresholds, *thresholds[-1:] * horizon)[:horizon]

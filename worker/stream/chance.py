@@ -20,7 +20,7 @@ The learner folds at most `learn_at_most` sessions per window, about. Beyond tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -110,11 +110,6 @@ class Shares(NamedTuple):
         if rest and (others := (at_most - exploring) / rest) >= least:
             return cls(1.0, others)
         return cls(min(1.0, (at_most - least * rest) / exploring), least)
-
-    @classmethod
-    def of_document(cls, document: Mapping[str, float]) -> Shares:
-        """Return the shares of a record."""
-        return cls(**{name: float(share) for name, share in document.items()})
 
     def check(self) -> None:
         """Raise `InputError` if these are not two shares."""

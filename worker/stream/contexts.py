@@ -38,23 +38,9 @@ def _layout(dim: int) -> Struct:
     return Struct(f"<{dim}d")
 
 
-@cache
-def _packer(dim: int) -> Callable[..., bytes]:
-    return _layout(dim).pack
-
-
 def pack_context(context: tuple[float, ...]) -> bytes:
     """Pack a context as little-endian float64, a third of the memory of the tuple."""
-    return _packer(len(context))(*context)
-
-
-def unpack_context(packed: bytes) -> tuple[float, ...]:
-    """Return a packed context as a tuple.
-
-    >>> unpack_context(pack_context((0.1, -0.0)))
-    (0.1, -0.0)
-    """
-    return _layout(len(packed) // 8).unpack(packed)
+    return _layout(len(context)).pack(*context)
 
 
 def stack_packed(packed: Sequence[bytes], dim: int) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import hypot, inf, isnan
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -61,23 +61,37 @@ class Rejected(AdcascadeError):  # noqa: N818 - the record is wrong, not the pro
 class Reader(Generic[E]):
     """The decoder of one kind of record, compiled once."""
 
-    __slots__ = ("_integers", "_kind", "decode")
+    __slots__ = ("_decode", "_kind")
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
-        self.decode: Callable[[bytes], E] = msgspec.json.Decoder(kind).decode
-        self._integers = frozenset(
-            field.name
-            for struct in (get_args(kind) or (kind,))
-            for field in msgspec.structs.fields(struct)
-            if _is_integer(msgspec.inspect.type_info(field.type))
-        )
+        self._decode: Callable[[bytes], E] = msgspec.json.Decoder(kind).decode
 
-    def reread(self, value: bytes) -> E:
+    def __call__(self, value: bytes | None, most: float = inf) -> E:
+        """Decode a record of at most `most` bytes."""
+        if value is None:
+            raise Rejected("undecodable", "the record has no value")
+        if len(value) > most:
+            raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
+        if len(value) > 2 * MAX_DEPTH and _nests_too_deep(value):
+            raise Rejected("undecodable", f"nested deeper than {MAX_DEPTH} levels")
+        try:
+            if not value.isascii():
+                value.decode()  # msgspec does not validate the fields that it skips
+            return self._decode(value)
+        except Exception as error:
+            if "got `float`" not in str(error) and "got `null`" not in str(error):
+                raise _rejected(error) from None
+        try:
+            return self._reread(value)
+        except Exception as error:
+            raise _rejected(error) from None
+
+    def _reread(self, value: bytes) -> E:
         """Decode a record that writes whole numbers as 5.0 or 5e0, or null for a missing number of `opened`."""
         document = msgspec.json.decode(value)
-        for name in self._integers & document.keys() if isinstance(document, dict) else ():
-            number = document[name]
+        for name, number in document.items() if isinstance(document, dict) else ():
+            # A field that is no whole number takes it as well.
             if type(number) is float and number.is_integer():
                 document[name] = int(number)
         match document:
@@ -85,47 +99,6 @@ class Reader(Generic[E]):
                 document["context"] = [MISSING if number is None else number for number in numbers]
         event: E = msgspec.convert(document, self._kind)
         return event
-
-
-def _is_integer(kind: msgspec.inspect.Type) -> bool:
-    if isinstance(kind, msgspec.inspect.Metadata):
-        return _is_integer(kind.type)
-    if isinstance(kind, msgspec.inspect.UnionType):
-        return any(map(_is_integer, kind.types))
-    return isinstance(kind, msgspec.inspect.IntType)
-
-
-def read(reader: Reader[E], value: bytes | None, most: float) -> E:
-    """Decode a record of at most so many bytes."""
-    if value is None:
-        raise Rejected("undecodable", "the record has no value")
-    if len(value) > most:
-        raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
-    try:
-        if not value.isascii():
-            value.decode()  # msgspec does not validate the fields that it skips
-        if len(value) > 2 * MAX_DEPTH and _nests_too_deep(value):
-            raise Rejected("undecodable", f"nested deeper than {MAX_DEPTH} levels")
-        return reader.decode(value)
-    except Rejected:
-        raise
-    except Exception as error:
-        if "got `float`" in str(error) or "got `null`" in str(error):
-            return _reread(reader, value)
-        raise _rejected(error) from None
-
-
-def reader_of(kind: type[E]) -> Callable[[bytes | None, int], E]:
-    """Return a function that decodes structs of one kind, of at most so many bytes, by the rules of this file."""
-    reader = Reader[E](kind)
-    return lambda value, most: read(reader, value, most)
-
-
-def _reread(reader: Reader[E], value: bytes) -> E:
-    try:
-        return reader.reread(value)
-    except Exception as error:
-        raise _rejected(error) from None
 
 
 _TOO_LATE: Final = f"<= {MOST} - at `$.occurred_at`"
@@ -219,12 +192,12 @@ def decode_arrival(
     Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
     """
     event = _read_arrival(value, limits, encoder)
-    if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
-        _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
-    if event.exclude:
-        _check_exclude(event.exclude, limits)
-    if not timestamp - grace - limits.max_behind_ms <= event.occurred_at <= timestamp + limits.max_ahead_ms:
-        _check_time(event.occurred_at, timestamp, limits, grace)
+    _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
+    if len(event.exclude) > limits.max_exclude:
+        raise Rejected("invalid", f"$.exclude has {len(event.exclude)} arms, more than {limits.max_exclude}")
+    for index, arm in enumerate(event.exclude):
+        _check_identifier(arm, limits.max_arm_id, f"$.exclude[{index}]")
+    _check_time(event.occurred_at, timestamp, limits, grace)
     context = event.context
     if len(context) != dim:
         raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
@@ -236,13 +209,10 @@ def decode_arrival(
 
 def decode_feedback(value: bytes | None, *, limits: Limits, horizon: int, timestamp: int, grace: int = 0) -> Feedback:
     """Decode a click or a pass at a position of 1…`horizon`; the rest as in `decode_arrival`."""
-    event = read(_FEEDBACK, value, limits.max_record_bytes)
-    if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
-        _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
-    if not (0 < len(event.arm) <= limits.max_arm_id and event.arm.isprintable()):
-        _check_identifier(event.arm, limits.max_arm_id, "$.arm")
-    if not timestamp - grace - limits.max_behind_ms <= event.occurred_at <= timestamp + limits.max_ahead_ms:
-        _check_time(event.occurred_at, timestamp, limits, grace)
+    event = _read_feedback(value, limits.max_record_bytes)
+    _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
+    _check_identifier(event.arm, limits.max_arm_id, "$.arm")
+    _check_time(event.occurred_at, timestamp, limits, grace)
     if not 1 <= event.position <= horizon:
         raise Rejected("position", f"$.position is not within 1…{horizon}")
     return event
@@ -253,19 +223,31 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
 
     With the `timestamp` of the record, a time too far after it is rejected as `future`.
     """
-    event = read(_JOURNAL, value, inf)
-    _check_fact(event, timestamp)
+    event = _read_journal(value)
+    lead, most = 0, MAX_FACT_LEAD
+    if type(event) is Opened:
+        lead = event.arrived_at - timestamp
+        if len(event.modes) != len(event.slate):
+            raise Rejected("invalid", f"$.modes has {len(event.modes)} entries, $.slate {len(event.slate)}")
+    elif type(event) is FeedbackFact:
+        lead = event.occurred_at - timestamp
+    elif type(event) is Progress:
+        lead, most = event.time - timestamp, MAX_PROGRESS_LEAD
+        if event.partition >= event.partitions:
+            raise Rejected("invalid", "$.partition is not below $.partitions")
+    if lead > most and timestamp > 0:
+        raise Rejected("future", f"its time is {lead} ms after the record, more than {most}")
     return event
 
 
 def decode_decision(value: bytes | None) -> Decision:
     """Decode a decision."""
-    return read(_DECISION, value, inf)
+    return _read_decision(value)
 
 
 def decode_episode(value: bytes | None) -> Episode:
     """Decode an episode record."""
-    return read(_EPISODE, value, inf)
+    return _read_episode(value)
 
 
 class _NamedArrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -277,19 +259,19 @@ class _NamedArrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exclude: tuple[str, ...] = ()
 
 
-_ARRIVAL: Final = Reader[Arrival](Arrival)
-_NAMED_ARRIVAL: Final = Reader[_NamedArrival](_NamedArrival)
-_FEEDBACK: Final = Reader[Feedback](Feedback)
-_JOURNAL: Final = Reader[JournalEvent](JournalEvent)
-_DECISION: Final = Reader[Decision](Decision)
-_EPISODE: Final = Reader[Episode](Episode)
+_read_listed_arrival: Final = Reader[Arrival](Arrival)
+_read_named_arrival: Final = Reader[_NamedArrival](_NamedArrival)
+_read_feedback: Final = Reader[Feedback](Feedback)
+_read_journal: Final = Reader[JournalEvent](JournalEvent)
+_read_decision: Final = Reader[Decision](Decision)
+_read_episode: Final = Reader[Episode](Episode)
 
 
 def _read_arrival(value: bytes | None, limits: Limits, encoder: ContextEncoder | None) -> Arrival:
     try:
         if encoder is None:
-            return read(_ARRIVAL, value, limits.max_record_bytes)
-        event = read(_NAMED_ARRIVAL, value, limits.max_record_bytes)
+            return _read_listed_arrival(value, limits.max_record_bytes)
+        event = _read_named_arrival(value, limits.max_record_bytes)
         context = encoder.encode(event.context)
     except InputError as error:
         raise Rejected("invalid", f"$.{error}") from None
@@ -317,19 +299,14 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
 def _check_identifier(text: str, most: int, path: str) -> None:
+    if 0 < len(text) <= most and text.isprintable():  # nearly all
+        return
     if not text:
         raise Rejected("invalid", f"{path} is empty")
     if len(text) > most:
         raise Rejected("invalid", f"{path} has {len(text)} characters, more than {most}")
     if _CONTROL.search(text):
         raise Rejected("invalid", f"{path} has a control character")
-
-
-def _check_exclude(exclude: tuple[str, ...], limits: Limits) -> None:
-    if len(exclude) > limits.max_exclude:
-        raise Rejected("invalid", f"$.exclude has {len(exclude)} arms, more than {limits.max_exclude}")
-    for index, arm in enumerate(exclude):
-        _check_identifier(arm, limits.max_arm_id, f"$.exclude[{index}]")
 
 
 def _check_time(occurred_at: int, timestamp: int, limits: Limits, grace: int) -> None:
@@ -353,28 +330,3 @@ def _looks_like(timestamp: int, readings: Mapping[str, int]) -> str:
     year = 365 * 86_400_000
     fitting = [unit for unit, reading in readings.items() if abs(reading - timestamp) < year < timestamp]
     return f" (looks like {fitting[0]})" if fitting else ""
-
-
-def _check_fact(event: JournalEvent, timestamp: int) -> None:
-    """Raise for what the types do not cover."""
-    if timestamp > 0:
-        _check_lead(event, timestamp)
-    if type(event) is Opened:
-        # A slate without arms may still name its mode, `none`.
-        if len(event.modes) != len(event.slate) and (event.slate or event.modes != ("none",)):
-            raise Rejected("invalid", f"$.modes has {len(event.modes)} entries, $.slate {len(event.slate)}")
-    elif type(event) is Progress and event.partition >= event.partitions:
-        raise Rejected("invalid", "$.partition is not below $.partitions")
-
-
-def _check_lead(event: JournalEvent, timestamp: int) -> None:
-    if type(event) is Progress:
-        lead, most = event.time - timestamp, MAX_PROGRESS_LEAD
-    elif type(event) is Opened:
-        lead, most = event.arrived_at - timestamp, MAX_FACT_LEAD
-    elif type(event) is FeedbackFact:
-        lead, most = event.occurred_at - timestamp, MAX_FACT_LEAD
-    else:
-        return
-    if lead > most:
-        raise Rejected("future", f"its time is {lead} ms after the record, more than {most}")

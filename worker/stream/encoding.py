@@ -17,16 +17,15 @@ from typing import Any
 import msgspec
 
 from worker.stream.events import (
-    ArmChange,
     ArmEntry,
     Arrival,
     CatalogueChange,
+    Decision,
     Episode,
     Feedback,
     FeedbackFact,
     JournalEvent,
     Opened,
-    Progress,
 )
 
 _encode = msgspec.json.Encoder().encode
@@ -43,13 +42,6 @@ def encode_feedback(event: Feedback) -> bytes:
     return _encode(event)
 
 
-def encode_opened(event: Opened) -> bytes:
-    """Encode the journal's fact that a session was opened."""
-    if not isfinite(sum(event.context)):
-        _check_finite([number for number in event.context if number == number], "context")
-    return _encode(event)
-
-
 def fact_of(event: Feedback) -> FeedbackFact:
     """Return the journal's fact that feedback arrived."""
     return FeedbackFact(
@@ -61,11 +53,6 @@ def fact_of(event: Feedback) -> FeedbackFact:
     )
 
 
-def encode_progress(event: Progress) -> bytes:
-    """Encode the progress of a partition."""
-    return _encode(event)
-
-
 def encode_episode(event: Episode) -> bytes:
     """Encode an episode record."""
     for name in event.__struct_fields__:
@@ -74,30 +61,29 @@ def encode_episode(event: Episode) -> bytes:
     return _encode(event)
 
 
-def encode_decision(document: dict[str, Any]) -> bytes:
-    """Encode a decision that `Session.decision` returns, or a part of one."""
-    return _encode(document)
+def encode_decision(event: Decision) -> bytes:
+    """Encode a decision."""
+    if not isfinite(event.propensity + event.value):
+        _check_finite((event.propensity,), "propensity")
+        _check_finite((event.value,), "value")
+    return _encode(event)
 
 
 def encode_journal(event: JournalEvent) -> bytes:
     """Encode a journal record of any kind.
 
+    >>> from worker.stream.events import Progress
     >>> encode_journal(Progress(partition=0, partitions=4, time=1_700_000_000_000))
     b'{"kind":"progress","partition":0,"partitions":4,"time":1700000000000}'
     """
     if type(event) is Opened:
-        return encode_opened(event)
-    if isinstance(event, CatalogueChange):
-        for change in event.changes:
-            _check_arm(change)
-    elif isinstance(event, ArmChange):
-        _check_arm(event)
+        if not isfinite(sum(event.context)):
+            _check_finite([number for number in event.context if number == number], "context")
+    elif isinstance(event, CatalogueChange | ArmEntry):
+        for change in event.changes if isinstance(event, CatalogueChange) else (event,):
+            _check_finite((change.reward,), "reward")
+            _check_finite((change.features or {}).values(), "features")
     return _encode(event)
-
-
-def _check_arm(change: ArmChange | ArmEntry) -> None:
-    _check_finite((change.reward,), "reward")
-    _check_finite((change.features or {}).values(), "features")
 
 
 def _check_finite(values: Iterable[Any], name: str) -> None:

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from statistics import median
 from typing import Final, TypeVar
@@ -26,9 +26,9 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Episode
-from worker.stream.folding import one_thread, sample
+from worker.stream.folding import one_thread, spread
+from worker.stream.joining import ClosedWindow
 from worker.stream.parameters import Parameters
-from worker.stream.windows import ClosedWindow
 
 #: Displays from which a rate is judged. It starts at the rate of all ads, with the weight of 20 displays, so no rate
 #: can fall below `COLLAPSED` before about 60 displays, all of them without an answer.
@@ -99,23 +99,21 @@ MOST_DRAWN, DRAWN_ELEMENTS, DRAWS = 64, 8_000_000, 32
 LEAST = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """The numbers of a window."""
+def episode_of(
+    window: ClosedWindow,
+    parent: Parameters,
+    current: Parameters,
+    kept: Mapping[int, Parameters],
+    *,
+    steps: int | None,
+    rejected: str | None,
+    late: int,
+) -> Episode:
+    """Return the episode of a window that was closed under `parent`, with `current` in force since.
 
-    reward: float
-    expected_reward: float
-    explored: float
-    regret_bound: float | None
-    regret_posterior: float | None
-    parameter_norm: float | None
-    smallest_eigenvalue: float | None
-    lowest_answer_rate: float | None
-    unanswered_arms: tuple[str, ...] | None
-
-
-def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: Mapping[int, Parameters]) -> Assessment:
-    """Assess a window; `parent` is the version before its fold, `current` the one after it."""
+    `kept` are the versions that may have served it; `steps` are those of Newton's method, None without a fold;
+    `rejected` is why there is no usable estimate; `late` are the records that came late since the last episode.
+    """
     nothing: tuple[float | None, float | None] = (None, None)
     with one_thread(), np.errstate(all="ignore"):
         reward, expected = _tried(lambda: _revenue(window, parent, kept), nothing)
@@ -123,10 +121,28 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
         norm = _tried(lambda: current.model.norm, None)
         eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
         answered = _tried(lambda: answering(current), None)
-    return Assessment(
+    weights, shown = window.weights, window.weights[window.rows]
+    explored = np.array([plan.explored / max(1, len(plan.slate)) for plan in window.plans])
+    return Episode(
+        version=current.version,
+        window_start=window.start,
+        window_end=window.end,
+        sessions=window.sessions,
+        displays=round(float(shown.sum())),
+        clicks=round(float(shown[window.clicked].sum())),
+        late=late,
+        beta=current.beta,
+        explore_budget=current.explore_budget,
+        thresholds=current.thresholds,
+        frozen=current.frozen,
+        rejected=rejected,
+        folds=current.folds,
+        observations=current.observations,
+        newton_steps=steps,
+        learned=len(window.plans) if len(window.plans) < window.sessions else None,
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
-        explored=_explored(window),
+        explored=float(sum((weights * explored).tolist())),
         regret_bound=_finite(bound),
         regret_posterior=_finite(posterior),
         parameter_norm=_finite(norm),
@@ -134,21 +150,6 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
         lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
         unanswered_arms=answered.unanswered or None if answered else None,
     )
-
-
-def answers(window: ClosedWindow) -> tuple[int, int]:
-    """Return the numbers of answered displays and of clicks, of all sessions."""
-    weights = window.weights
-    if weights is None:
-        return len(window.rows), int(window.clicked.sum())
-    shown = weights[window.rows]
-    return round(float(shown.sum())), round(float(shown[window.clicked].sum()))
-
-
-def _explored(window: ClosedWindow) -> float:
-    parts = [plan.explored / len(plan.slate) if plan.slate else 0.0 for plan in window.plans]
-    weights = window.weights
-    return float(sum(parts)) if weights is None else float(weights @ np.array(parts))
 
 
 def _finite(number: float | None) -> float | None:
@@ -170,7 +171,7 @@ def _revenue(
 ) -> tuple[float | None, float | None]:
     """Return the revenue and the expected revenue."""
     numbers = np.array([plan.parameters_version for plan in window.plans])
-    clicked, weights = np.flatnonzero(window.clicked), window.weights
+    clicked = np.flatnonzero(window.clicked)
     rewards, expected = np.zeros(len(clicked)), 0.0
     for number in np.unique(numbers).tolist():
         version = kept.get(number, parent)
@@ -178,23 +179,18 @@ def _revenue(
         of_codes = np.array([prices.get(name, 0.0) for name in window.slates.names])
         here = numbers[window.rows[clicked]] == number
         rewards[here] = of_codes[window.codes[clicked[here]]]
-        expected += _expected(version, window, np.flatnonzero(numbers == number), weights)
-    if weights is not None:
-        rewards *= weights[window.rows[clicked]]
+        if version.arms:
+            rows = np.flatnonzero(numbers == number)
+            contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
+            revenue = slate_revenue(version.model, version.rewards, contexts, slates, version.rates)
+            expected += float((window.weights[rows] * revenue).sum())
+    rewards *= window.weights[window.rows[clicked]]
     return float(sum(rewards.tolist())), expected
-
-
-def _expected(version: Parameters, window: ClosedWindow, rows: Ints, weights: Floats | None) -> float:
-    if not version.arms:
-        return 0.0
-    contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
-    revenue = slate_revenue(version.model, version.rewards, contexts, slates, version.rates)
-    return float(revenue.sum() if weights is None else weights[rows] @ revenue)
 
 
 def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
     arms = len(current.arms)
-    rows = _sample(np.arange(len(window.plans)), min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
+    rows = spread(len(window.plans), min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
     slates = window.slates.indices(rows, current.indices)
     shown = np.unique(slates[slates != NO_ARM])
     eligible = list(current.arms)
@@ -204,8 +200,8 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
     if planner is None:
         return None, None
     gaps = optimistic_gap(planner, _contexts(current, window, rows), slates, beta=current.beta)
-    bound = _mean(gaps, window, rows)
-    rows = _sample(rows, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
+    bound = np.average(gaps, weights=window.weights[rows])
+    rows = rows[spread(len(rows), min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))]
     losses = posterior_regret(
         planner,
         _contexts(current, window, rows),
@@ -214,58 +210,9 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
         generator=np.random.default_rng([current.version, window.end]),
         draws=DRAWS,
     )
-    return bound, _mean(losses, window, rows)
-
-
-def _mean(numbers: Floats, window: ClosedWindow, rows: Ints) -> float:
-    weights = window.weights
-    return float(numbers.mean() if weights is None else np.average(numbers, weights=weights[rows]))
-
-
-def _sample(rows: Ints, most: int) -> Ints:
-    return np.asarray(sample(rows, most), dtype=np.intp)  # type: ignore[arg-type]
+    return float(bound), float(np.average(losses, weights=window.weights[rows]))
 
 
 def _contexts(version: Parameters, window: ClosedWindow, rows: Ints) -> Floats:
-    packed = [plan.context for plan in window.plans]
-    if len(rows) < len(packed):
-        packed = [packed[row] for row in rows.tolist()]
+    packed = [window.plans[row].context for row in rows.tolist()]
     return version.prepared(stack_packed(packed, version.settings.dim))
-
-
-def episode_of(
-    window: ClosedWindow,
-    parent: Parameters,
-    current: Parameters,
-    kept: Mapping[int, Parameters],
-    *,
-    steps: int | None,
-    rejected: str | None,
-    late: int,
-) -> Episode:
-    """Return the episode of a window that was closed under `parent`, with `current` in force since.
-
-    `kept` are the versions that may have served it; `steps` are those of Newton's method, None without a fold;
-    `rejected` is why there is no usable estimate; `late` are the records that came late since the last episode.
-    """
-    numbers = assess(window, parent, current, kept)
-    displays, clicks = answers(window)
-    return Episode(
-        version=current.version,
-        window_start=window.start,
-        window_end=window.end,
-        sessions=window.sessions,
-        displays=displays,
-        clicks=clicks,
-        late=late,
-        beta=current.beta,
-        explore_budget=current.explore_budget,
-        thresholds=current.thresholds,
-        frozen=current.frozen,
-        rejected=rejected,
-        folds=current.folds,
-        observations=current.observations,
-        newton_steps=steps,
-        learned=len(window.plans) if len(window.plans) < window.sessions else None,
-        **asdict(numbers),
-    )

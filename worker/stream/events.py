@@ -60,10 +60,8 @@ Reason: TypeAlias = Literal[
 #: Reasons of dead letters.
 DEAD_LETTER_REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 
-Action: TypeAlias = Literal["freeze", "unfreeze", "rollback"]
-
 #: Actions of commands to the learner.
-ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
+Action: TypeAlias = Literal["freeze", "unfreeze", "rollback"]
 
 
 def described(text: str, **schema: Any) -> Meta:
@@ -188,7 +186,7 @@ class Opened(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, ta
     """An opened session with its slate.
 
     Written for every arrival, including repeated ones; beyond the budget of learning, for a share of the sessions.
-    modes has one entry per arm of slate; for an empty slate it may be [none].
+    modes has one entry per arm of slate.
     """
 
     session_id: Identifier
@@ -249,19 +247,6 @@ class Progress(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, 
 
 
 Active: TypeAlias = Annotated[bool, described("Whether the arm may be shown.")]
-ArmFeatures: TypeAlias = Annotated[
-    FeatureValues | None,
-    described("Features of the ad: numbers and texts by name. Without it, a known arm keeps its features."),
-]
-
-
-class ArmChange(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="arm"):
-    """A new, repriced, retired or reactivated arm. Takes effect at its position in the journal."""
-
-    arm: Identifier
-    reward: Reward
-    active: Active
-    features: ArmFeatures = None
 
 
 class ArmEntry(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -270,7 +255,14 @@ class ArmEntry(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     arm: Identifier
     reward: Reward
     active: Active
-    features: ArmFeatures = None
+    features: Annotated[
+        FeatureValues | None,
+        described("Features of the ad: numbers and texts by name. Without it, a known arm keeps its features."),
+    ] = None
+
+
+class ArmChange(ArmEntry, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="arm"):
+    """A new, repriced, retired or reactivated arm. Takes effect at its position in the journal."""
 
 
 class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="arms"):

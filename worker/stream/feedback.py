@@ -18,6 +18,7 @@ from __future__ import annotations
 import hmac
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
+from dataclasses import dataclass
 from struct import pack
 from typing import Final
 
@@ -30,7 +31,6 @@ from worker.stream.reading import Batch, OutputBounds, RecordReader
 from worker.stream.session import Parked, ParkedRecord, Session
 from worker.stream.table import SessionTable
 from worker.stream.topology import Emits, Record
-from worker.stream.versions import Versions
 
 #: Shortest secret that is accepted, in bytes.
 LEAST: Final = 16
@@ -40,35 +40,33 @@ _PURPOSE: Final = b"adcascade token 1\x00"
 _SIGNATURE_BYTES: Final = 16
 
 
-def token_secret(value: Secret | bytes) -> Secret:
-    """Return `value` as a secret that can sign tokens; raise `InputError` if it is too short."""
-    secret = value if isinstance(value, Secret) else Secret(value)
-    if len(secret.reveal()) < LEAST:
-        raise InputError(f"the token secret must have at least {LEAST} bytes, not {len(secret.reveal())}")
+def token_secret(secret: Secret) -> Secret:
+    """Return a secret that can sign tokens; raise `InputError` if it is too short."""
+    if (length := len(secret.reveal())) < LEAST:
+        raise InputError(f"the token secret must have at least {LEAST} bytes, not {length}")
     return secret
 
 
-def make_token(secret: Secret | bytes, *, session_id: str, position: int, arm: str, arrived_at: int) -> str:
+def make_token(secret: Secret, *, session_id: str, position: int, arm: str, arrived_at: int) -> str:
     """Return the token of one display.
 
     >>> make_token(Secret(b"0123456789abcdef"), session_id="s", position=1, arm="a", arrived_at=1700000000000)[:14]
     '1700000000000.'
     """
-    return f"{arrived_at}.{_signature(_key(secret), session_id, position, arm, arrived_at)}"
+    return f"{arrived_at}.{_signature(secret, session_id, position, arm, arrived_at)}"
 
 
 def slate_tokens(
-    secret: Secret | bytes, *, session_id: str, slate: Sequence[str], arrived_at: int, first: int = 1
+    secret: Secret, *, session_id: str, slate: Sequence[str], arrived_at: int, first: int = 1
 ) -> tuple[str, ...]:
     """Return one token per arm of a slate that starts at position `first`."""
-    key = _key(secret)
     return tuple(
-        f"{arrived_at}.{_signature(key, session_id, position, arm, arrived_at)}"
+        make_token(secret, session_id=session_id, position=position, arm=arm, arrived_at=arrived_at)
         for position, arm in enumerate(slate, start=first)
     )
 
 
-def check_token(secret: Secret | bytes, token: str | None, *, session_id: str, position: int, arm: str) -> int | None:
+def check_token(secret: Secret, token: str | None, *, session_id: str, position: int, arm: str) -> int | None:
     """Return the arrival time that a token vouches for, or None if it is missing, malformed, or not of this display.
 
     >>> secret = Secret(b"0123456789abcdef")
@@ -87,59 +85,43 @@ def check_token(secret: Secret | bytes, token: str | None, *, session_id: str, p
     arrived_at = int(time)
     if arrived_at > MOST or not 0 < position <= MOST:
         return None
-    expected = _signature(_key(secret), session_id, position, arm, arrived_at)
+    expected = _signature(secret, session_id, position, arm, arrived_at)
     return arrived_at if hmac.compare_digest(signature, expected) else None
 
 
-def _key(secret: Secret | bytes) -> bytes:
-    return token_secret(secret).reveal()
-
-
-def _signature(key: bytes, session_id: str, position: int, arm: str, arrived_at: int) -> str:
+def _signature(secret: Secret, session_id: str, position: int, arm: str, arrived_at: int) -> str:
     session, ad = session_id.encode(), arm.encode()
     message = _PURPOSE + pack(">QQII", arrived_at, position, len(session), len(ad)) + session + ad
-    return urlsafe_b64encode(hmac.digest(key, message, "sha256")[:_SIGNATURE_BYTES])[:-2].decode("ascii")
+    return urlsafe_b64encode(hmac.digest(secret.reveal(), message, "sha256")[:_SIGNATURE_BYTES])[:-2].decode("ascii")
 
 
 #: Most feedback records parked for one session; a well-behaved client sends one or two per position.
 MOST_PARKED = 64
 
 
+@dataclass(slots=True, kw_only=True)
 class FeedbackJoin:
     """Joins feedback, which comes from `topic`, with the sessions of one partition."""
 
-    def __init__(
-        self,
-        sessions: SessionTable,
-        versions: Versions,
-        *,
-        topic: str,
-        partition: int,
-        reader: RecordReader,
-        bounds: OutputBounds,
-        secret: Secret | None,
-        survey: PartitionSurvey | None,
-    ) -> None:
-        self._sessions = sessions
-        self._versions = versions
-        self._topic = topic
-        self._partition = partition
-        self._reader = reader
-        self._bounds = bounds
-        self._secret = secret
-        self._survey = survey
+    sessions: SessionTable
+    topic: str
+    partition: int
+    reader: RecordReader
+    bounds: OutputBounds
+    secret: Secret | None
+    survey: PartitionSurvey | None
 
     def take(self, record: Record, feedback: Feedback, batch: Batch) -> None:
         """Journal feedback; join it with its session, or park it."""
         session_id, touched = feedback.session_id, batch.touched
-        state = self._sessions.states.get(session_id)
+        state = self.sessions.table.get(session_id)
         session = state if type(state) is Session else None
         if not self._has_token(feedback, session):
-            self._reader.reject(record, "token", "$.token is missing or does not belong to this display", batch.emits)
+            self.reader.reject(record, "token", "$.token is missing or does not belong to this display", batch.emits)
             return
         was_shown = session is not None and feedback.arm in session.slate
-        if not was_shown and feedback.arm not in self._versions.newest_arms:
-            self._reader.reject(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
+        if not was_shown and feedback.arm not in self.sessions.versions.newest_arms:
+            self.reader.reject(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
         if session is None or session.share != 0:
             batch.facts.append(fact_of(feedback))
@@ -152,22 +134,22 @@ class FeedbackJoin:
 
     def take_parked(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
         """Join feedback that was parked with its session; it is in the journal already."""
-        horizon = max(self._versions.horizon, len(session.slate))
+        horizon = max(self.sessions.versions.horizon, len(session.slate))
         for kept in parked.records:
-            record = Record(self._topic, self._partition, kept.offset, kept.timestamp, session_id.encode(), kept.value)
-            feedback = self._reader.read_parked(record, horizon, emits)
+            record = Record(self.topic, self.partition, kept.offset, kept.timestamp, session_id.encode(), kept.value)
+            feedback = self.reader.read_parked(record, horizon, emits)
             if feedback is None:
                 continue
             if not self._has_token(feedback, session):
-                self._reader.reject(record, "token", "$.token belongs to another session of this id", emits)
+                self.reader.reject(record, "token", "$.token belongs to another session of this id", emits)
                 continue
             self._apply(record, feedback, session, emits)
 
     def _has_token(self, feedback: Feedback, session: Session | None) -> bool:
-        if self._secret is None:
+        if self.secret is None:
             return True
         arrived_at = check_token(
-            self._secret,
+            self.secret,
             feedback.token,
             session_id=feedback.session_id,
             position=feedback.position,
@@ -183,7 +165,7 @@ class FeedbackJoin:
             tally.applied += 1
             if session.clicked and not was_clicked:
                 tally.clicks[session.clicked] += 1
-                tally.reward += self._versions.reward_of(feedback.arm)
+                tally.reward += self.sessions.versions.reward_of(feedback.arm)
             return True
         if verdict == "redundant":
             tally.redundant += 1
@@ -197,16 +179,16 @@ class FeedbackJoin:
                 error = f"$.position is beyond the slate of {len(session.slate)}"
             else:
                 error = "$.arm is not what was shown at that position"
-            self._reader.reject(record, verdict, error, emits)
+            self.reader.reject(record, verdict, error, emits)
         return False
 
     def _park(self, record: Record, feedback: Feedback, parked: Parked | None, batch: Batch) -> None:
-        session_id, emits, sessions = feedback.session_id, batch.emits, self._sessions
+        session_id, emits, sessions = feedback.session_id, batch.emits, self.sessions
         latest = feedback.occurred_at
-        if self._survey is not None:
-            self._survey.check_parked(record, session_id, emits.tally.troubles)
+        if self.survey is not None:
+            self.survey.check_parked(record, session_id, emits.tally.troubles)
         if parked is None:
-            over = sessions.progress - sessions.parked_until(latest) - self._versions.newest.settings.lateness
+            over = sessions.progress - sessions.parked_until(latest) - self.sessions.versions.newest.settings.lateness
             if over >= 0:
                 emits.tally.late += 1  # its session is deleted
                 emits.tally.troubles.add("late-feedback", f"{over / 1000:,.0f} s too late")
@@ -218,9 +200,9 @@ class FeedbackJoin:
         value = record.value or b""
         if any(kept.value == value for kept in parked.records):
             emits.tally.redundant += 1
-        elif len(parked.records) >= MOST_PARKED or not self._bounds.can_park(parked, value):
+        elif len(parked.records) >= MOST_PARKED or not self.bounds.can_park(parked, value):
             error = f"{len(parked.records)} records wait for the arrival of this session"
-            self._reader.reject(record, "parked-overflow", error, emits)
+            self.reader.reject(record, "parked-overflow", error, emits)
             return
         elif parked.records and sessions.room.is_full:
             emits.tally.unparked += 1

@@ -21,47 +21,31 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import TypeVar
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from worker.bandit.answers import AnswerCounts
-from worker.bandit.arrays import Floats
-from worker.bandit.bonuses import bonus_named, explore_budget, theory_radius
-from worker.bandit.click_model import ClickModel, Observations
+from worker.bandit.arrays import Floats, Ints
+from worker.bandit.bonuses import bonus_named, explore_budget
+from worker.bandit.click_model import Observations
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.chance import Shares
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation, stack_packed
-from worker.stream.parameters import Parameters
+from worker.stream.joining import ClosedWindow, SessionPlan
+from worker.stream.parameters import Parameters, confidence_radius
 from worker.stream.session import excluded_indices, packed_indices
-from worker.stream.settings import LearningSettings
-from worker.stream.windows import ClosedWindow, SessionPlan
-
-T = TypeVar("T")
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
 MOST_SCORED = 20_000_000
 #: Fewest contexts scored.
 LEAST_SCORED = 500
 ROWS_AT_ONCE = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
-    """The parent with the new estimate, not yet numbered, and the number of Newton steps.
-
-    `steps` is None if the sessions of the window only wait for more.
-    """
-
-    parameters: Parameters
-    steps: int | None
 
 
 @cache
@@ -75,19 +59,24 @@ def one_thread() -> AbstractContextManager[object]:
     return limit
 
 
-def fold(parent: Parameters, window: ClosedWindow) -> Folded:
-    """Fold a window into the parent's estimate, under the parent's settings; raise `EstimationError` at the gate."""
+def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | None]:
+    """Fold a window into the parent's estimate, under the parent's settings; raise `EstimationError` at the gate.
+
+    Return the parent with the new estimate, not yet numbered, and the number of Newton steps. That is None if the
+    sessions of the window only wait for more.
+    """
     settings = parent.settings
     try:
         with one_thread(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             sessions = observed(parent, window)
             if parent.awaits_standardisation:
                 if len(sessions) < LEAST_SESSIONS:
-                    waiting = replace(parent, pending=sessions, answers=_answers(parent, window))
-                    return Folded(parameters=waiting, steps=None)
+                    return replace(parent, pending=sessions, answers=_answers(parent, window)), None
                 parent = replace(parent, pending=None, standardisation=_standardisation(parent, sessions))
-            data = sessions.observations(parent.prepared)
-            fit = _faded(parent).fold(data, estimator=settings.estimator)
+            data, keep, before = sessions.observations(parent.prepared), settings.forgetting, parent.model
+            if keep < 1:  # the estimate is kept, its certainty fades
+                before = before.forget(keep, ridge=settings.ridge)
+            fit = before.fold(data, estimator=settings.estimator)
             folded = replace(
                 parent,
                 model=fit.model,
@@ -96,20 +85,16 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
                 expected_sessions=window.sessions,
                 explore_budget=_budget(parent, window.sessions),
                 answers=_answers(parent, window),
-                shares=_shares(settings, window),
+                shares=Shares.of(sessions=window.sessions, exploring=window.exploring, at_most=settings.learn_at_most),
             )
             folded = replace(folded, radius=_radius(folded, data))
             thresholds, ties = _thresholds(folded, window)
-            folded = replace(folded, thresholds=thresholds, ties=ties)
-    except (EstimationError, MemoryError):
+            return replace(folded, thresholds=thresholds, ties=ties), fit.steps
+    except MemoryError:
         raise
-    except AdcascadeError as error:
-        raise EstimationError(str(error)) from None
     except Exception as error:  # a window must not be able to stop the learner
-        raise EstimationError(f"{type(error).__name__}: {error}") from error
-    if not np.isfinite([folded.radius, *folded.thresholds]).all():
-        raise EstimationError("a threshold or the confidence radius is not finite")
-    return Folded(parameters=folded, steps=fit.steps)
+        reason = str(error) if isinstance(error, AdcascadeError) else f"{type(error).__name__}: {error}"
+        raise EstimationError(reason) from error
 
 
 def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
@@ -117,7 +102,7 @@ def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
 
     Displays of arms that the version does not have are left out.
     """
-    arms = window.indices(window.codes, parameters.indices)
+    arms = window.slates.arms(window.codes, parameters.indices)
     known = arms >= 0
     sessions = ObservedSessions(
         contexts=stack_packed([plan.context for plan in window.plans], parameters.settings.dim),
@@ -138,14 +123,7 @@ def _standardisation(parameters: Parameters, sessions: ObservedSessions) -> Stan
 def _budget(parent: Parameters, sessions: int) -> int:
     """Return M_t of the episode that comes after this fold."""
     settings = parent.settings
-    # The first release counted one episode less. Its versions carry the budget whatever the policy is.
-    t = parent.folds + (1 if settings.are_of_the_first_release else 2)
-    return explore_budget(sessions, t, settings.horizon_episodes)
-
-
-def _shares(settings: LearningSettings, window: ClosedWindow) -> Shares:
-    """Return the shares of the next sessions that are journaled, from the counts of this window."""
-    return Shares.of(sessions=window.sessions, exploring=window.exploring, at_most=settings.learn_at_most)
+    return explore_budget(sessions, parent.folds + 2, settings.horizon_episodes)
 
 
 def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
@@ -154,7 +132,7 @@ def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
     if counts is None:
         return None
     positions = np.concatenate([window.positions, window.unanswered_positions])
-    arms = window.indices(np.concatenate([window.codes, window.unanswered_codes]), parent.indices)
+    arms = window.slates.arms(np.concatenate([window.codes, window.unanswered_codes]), parent.indices)
     answered = np.arange(len(arms)) < len(window.codes)
     known = arms >= 0
     return (counts if keep == 1 else counts.faded(keep)).plus(
@@ -164,28 +142,12 @@ def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
     )
 
 
-def _faded(parent: Parameters) -> ClickModel:
-    """Return the belief before the fold: under forgetting the estimate is kept, its certainty fades."""
-    keep = parent.settings.forgetting
-    return parent.model if keep == 1 else parent.model.forget(keep, ridge=parent.settings.ridge)
-
-
 def _radius(folded: Parameters, data: Observations) -> float:
     settings = folded.settings
-    if not isinstance(settings.beta, str):
-        return float(settings.beta)
-    if not folded.arms:
-        return folded.radius
-    squares = (data.contexts**2).sum(axis=1).max(initial=settings.dim)
-    radius = theory_radius(
-        dim=settings.dim,
-        arms=len(folded.arms),
-        largest_reward=float(folded.rewards.max()),
-        largest_norm=float(np.sqrt(1 + squares)),
-        ridge=settings.ridge,
-        displays=folded.observations,
-    )
-    return max(radius, folded.radius)  # in this order a NaN is passed on to the gate
+    square = (data.contexts**2).sum(axis=1).max(initial=settings.dim)
+    radius = confidence_radius(settings, folded.arms, largest_square=float(square), displays=folded.observations)
+    # In this order a NaN is passed on to the gate.
+    return max(radius, folded.radius) if isinstance(settings.beta, str) else radius
 
 
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,32 +160,25 @@ def _thresholds(folded: Parameters, window: ClosedWindow) -> tuple[tuple[float, 
     planned_for = window.sessions * (1 - settings.random_share)
     if planner is None or not policy_named(settings.policy).is_selective or folded.explore_budget >= planned_for:
         return (0.0,) * settings.horizon, ()
-    most = max(LEAST_SCORED, MOST_SCORED // len(planner.shown))
-    chosen = sample(window.plans, most)
-    scores = _scores(folded, planner, chosen)
-    if (weights := window.weights) is None:
-        rank = folded.explore_budget * len(chosen) / planned_for
-        found = [score_of_rank(column, rank) for column in scores.T]
-    else:
-        weights = np.array(sample(weights.tolist(), most))
-        rank = folded.explore_budget * float(weights.sum()) / planned_for
-        found = [score_of_weighted_rank(column, weights, rank) for column in scores.T]
-    thresholds, ties = zip(*found, strict=True)
+    rows = spread(len(window.plans), max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
+    weights = window.weights[rows]
+    rank = folded.explore_budget * float(weights.sum()) / planned_for
+    scores = _scores(folded, planner, [window.plans[row] for row in rows.tolist()])
+    thresholds, ties = zip(*(score_of_rank(column, weights, rank) for column in scores.T), strict=True)
     return thresholds, ties if min(ties) < 1 else ()
 
 
-def sample(items: Sequence[T], most: int) -> Sequence[T]:
-    """Return at most `most` of the items, one per session, evenly spread over the order of the keys.
+def spread(count: int, most: int) -> Ints:
+    """Return at most `most` of the numbers below `count`, evenly spread.
 
-    >>> sample(range(10), 4)
+    >>> spread(10, 4).tolist()
     [0, 2, 5, 7]
     """
-    if len(items) <= most:
-        return items
-    return [items[index * len(items) // most] for index in range(most)]
+    most = min(count, most)
+    return np.arange(most) * count // max(1, most)
 
 
-def _scores(parameters: Parameters, planner: Planner, plans: Sequence[SessionPlan]) -> Floats:
+def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
     policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(parameters.settings.bonus))
     indices = packed_indices(parameters.indices) if any([plan.exclude for plan in plans]) else {}  # noqa: C419 - twice as fast
@@ -236,39 +191,17 @@ def _scores(parameters: Parameters, planner: Planner, plans: Sequence[SessionPla
     return np.concatenate(parts)
 
 
-def score_of_rank(scores: Floats, rank: float) -> tuple[float, float]:
-    """Return the score of a rank counted from the highest, 1, and the share of those with that score to take.
+def score_of_rank(scores: Floats, weights: Floats, rank: float) -> tuple[float, float]:
+    """Return the score of a rank counted from the highest, and the share of the sessions with that score to take.
 
-    Between two ranks, the score is in between; where the scores of both are equal, the share is what is left to take.
+    Each score stands for `weights` sessions and has the rank of the last of them. Between two ranks, the score is in
+    between; where the scores of both are equal, the share is what is left to take.
 
-    >>> score_of_rank(np.array([1.0, 4.0, 2.0]), 2), score_of_rank(np.array([1.0, 4.0, 2.0]), 1.5)
-    ((2.0, 1.0), (3.0, 1.0))
-    >>> score_of_rank(np.array([4.0, 1.0, 1.0, 1.0, 1.0]), 2)
-    (1.0, 0.25)
-    """
-    falling = np.sort(scores)[::-1]
-    rank = min(max(rank, 1.0), float(len(falling)))
-    above = int(rank)
-    last = float(falling[above - 1])
-    equal, higher = int((falling == last).sum()), int((falling > last).sum())
-    if higher + equal > rank:
-        return last, (rank - higher) / equal
-    share = rank - above
-    if not share:
-        return last, 1.0
-    return float(last * (1 - share) + falling[above] * share), 1.0
-
-
-def score_of_weighted_rank(scores: Floats, weights: Floats, rank: float) -> tuple[float, float]:
-    """Return the same where each score stands for several sessions, `weights`, of which the ranks count.
-
-    A score has the rank of the last session that it stands for.
-
-    >>> score_of_weighted_rank(np.array([1.0, 4.0, 2.0]), np.ones(3), 1.5)
-    (3.0, 1.0)
-    >>> score_of_weighted_rank(np.array([1.0, 4.0, 2.0]), np.array([10.0, 2.0, 4.0]), 6)
+    >>> [score_of_rank(np.array([1.0, 4.0, 2.0]), np.ones(3), rank) for rank in (2, 1.5)]
+    [(2.0, 1.0), (3.0, 1.0)]
+    >>> score_of_rank(np.array([1.0, 4.0, 2.0]), np.array([10.0, 2.0, 4.0]), 6)
     (2.0, 1.0)
-    >>> score_of_weighted_rank(np.array([4.0, 1.0, 1.0]), np.array([2.0, 10.0, 30.0]), 12)
+    >>> score_of_rank(np.array([4.0, 1.0, 1.0]), np.array([2.0, 10.0, 30.0]), 12)
     (1.0, 0.25)
     """
     order = np.argsort(-scores, kind="stable")

@@ -2,16 +2,15 @@
 
 The rules are those of `session.answered`, which the tests compare this with: feedback counts iff the slate has its arm
 at its position and its time is from the arrival to the timeout; the lowest click counts, else the highest pass. The
-join is done in arrays. Only sessions with the same id are joined one by one.
+join is done in arrays.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from math import fsum
 from typing import TypeAlias
 
@@ -20,8 +19,6 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.stream.events import FeedbackFact
-from worker.stream.session import answered
 
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -55,11 +52,6 @@ class AnswerColumns:
         self.arms.append(arm)
         self.clicked.append(clicked)
 
-    def add(self, other: AnswerColumns) -> None:
-        """Add the records of other columns."""
-        for record in other:
-            self.append(*record)
-
     def drop_repeated(self) -> None:
         """Keep one of each record."""
         kept = AnswerColumns()
@@ -67,13 +59,6 @@ class AnswerColumns:
             kept.append(*record)
         self.sessions, self.times, self.positions = kept.sessions, kept.times, kept.positions
         self.arms, self.clicked = kept.arms, kept.clicked
-
-    def split(self, length: int) -> dict[int, AnswerColumns]:
-        """Return the records by window, for windows of this length."""
-        parts: dict[int, AnswerColumns] = {}
-        for record in self:
-            parts.setdefault(record[1] // length, AnswerColumns()).append(*record)
-        return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,12 +93,16 @@ class SlateColumns:
 
     def indices(self, rows: Sequence[int] | Ints, indices: Mapping[str, int]) -> Ints:
         """Return some slates as indices of arms, NO_ARM for others and after their end: (n, longest)."""
-        lengths, begins = self.lengths[rows], self.begins[rows]
+        rows = np.asarray(rows, dtype=np.intp)
+        lengths = self.lengths[rows]
         table = np.full((len(lengths), max(1, lengths.max(initial=0))), NO_ARM, dtype=np.intp)
         shown, positions = first_displays(lengths)
-        found = np.array([indices.get(name, NO_ARM) for name in self.names], dtype=np.intp)
-        table[shown, positions - 1] = found[self.codes[begins[shown] + positions - 1]]
+        table[shown, positions - 1] = self.arms(self.at(rows[shown], positions), indices)
         return table
+
+    def arms(self, codes: Ints, indices: Mapping[str, int]) -> Ints:
+        """Return the indices of arms that are given as codes, NO_ARM for those that have none."""
+        return np.array([indices.get(name, NO_ARM) for name in self.names], dtype=np.intp)[codes]
 
 
 class _Codes(dict[str, int]):
@@ -125,43 +114,52 @@ class _Codes(dict[str, int]):
 
 
 def join(
-    answers: Iterable[AnswerColumns], row_of: Mapping[str, int], slates: SlateColumns, first: Ints, last: Ints
+    keys: Sequence[tuple[str, int]], slates: SlateColumns, answers: Sequence[AnswerColumns], session_timeout: int
 ) -> tuple[Ints, Ints]:
-    """Return the lowest clicked and the highest passed position of each slate, 0 for none: (n,) each.
+    """Return the lowest clicked and the highest passed position of each session, 0 for none: (n,) each.
 
-    `row_of` gives the slate of a session; `first` and `last`, (n,), the times between which feedback counts.
+    `keys` are the ids and arrivals of the sessions, sorted.
 
     >>> answers = AnswerColumns()
     >>> for record in (("s", 5, 1, "a", False), ("s", 6, 2, "b", True), ("t", 7, 1, "b", False)):
     ...     answers.append(*record)
-    >>> slates = SlateColumns.of([("a", "b"), ("a",)])
-    >>> clicked, passed = join([answers], {"s": 0, "t": 1}, slates, np.array([0, 0]), np.array([9, 9]))
+    >>> clicked, passed = join([("s", 0), ("t", 0)], SlateColumns.of([("a", "b"), ("a",)]), [answers], 60)
     >>> clicked.tolist(), passed.tolist()
     ([2, 0], [1, 0])
     """
     none = np.iinfo(np.intp).max
-    clicked, passed = np.full(len(first), none, dtype=np.intp), np.zeros(len(first), dtype=np.intp)
+    clicked, passed = np.full(len(keys), none, dtype=np.intp), np.zeros(len(keys), dtype=np.intp)
+    first = np.array([arrived_at for _, arrived_at in keys], dtype=np.int64)
+    last_row = {session: row for row, (session, _) in enumerate(keys)}
+    # Whether the row before is an earlier session with the same id.
+    repeats = np.array([False, *(one[0] == other[0] for one, other in pairwise(keys))])
     for columns in answers:
-        rows, positions, clicks = _counting(columns, row_of, slates, first, last)
-        np.minimum.at(clicked, rows[clicks], positions[clicks])
-        np.maximum.at(passed, rows[~clicks], positions[~clicks])
+        found = np.fromiter(map(last_row.get, columns.sessions, repeat(-1)), np.intp, len(columns))
+        here = np.flatnonzero(found >= 0)
+        rows = found[here]
+        while len(here):
+            counting, positions, clicks = _counting(columns, here, rows, slates, first, first + session_timeout)
+            np.minimum.at(clicked, counting[clicks], positions[clicks])
+            np.maximum.at(passed, counting[~clicks], positions[~clicks])
+            earlier = repeats[rows]
+            here, rows = here[earlier], rows[earlier] - 1
     clicked[clicked == none] = 0
     return clicked, passed
 
 
 def _counting(
-    answers: AnswerColumns, row_of: Mapping[str, int], slates: SlateColumns, first: Ints, last: Ints
+    answers: AnswerColumns, here: Ints, rows: Ints, slates: SlateColumns, first: Ints, last: Ints
 ) -> tuple[Ints, Ints, Bools]:
-    """Return slate, position and whether it is a click, of the feedback that counts."""
-    found = np.fromiter(map(row_of.get, answers.sessions, repeat(-1)), np.intp, len(answers))
-    here = np.flatnonzero(found >= 0)
-    rows, times = found[here], np.frombuffer(answers.times, np.int64)[here]
-    positions = np.frombuffer(answers.positions, np.int64)[here]
+    """Return session, position and whether it is a click, of the feedback `here` that counts for the sessions `rows`.
+
+    `first` and `last`, (n,), are the times between which feedback counts.
+    """
+    times, positions = np.frombuffer(answers.times, np.int64)[here], np.frombuffer(answers.positions, np.int64)[here]
     counts = (positions <= slates.lengths[rows]) & (times >= first[rows]) & (times <= last[rows])
     here, rows, positions = here[counts], rows[counts], positions[counts]
-    shown, arms = slates.at(rows, positions), answers.arms
+    arms = answers.arms
     codes = np.fromiter([slates.names.get(arms[row], -1) for row in here.tolist()], np.intp, len(here))
-    same = codes == shown
+    same = codes == slates.at(rows, positions)
     return rows[same], positions[same], np.frombuffer(answers.clicked, np.bool_)[here[same]]
 
 
@@ -180,8 +178,7 @@ class SessionPlan(Struct, frozen=True, gc=False):
     """The plan of a session, in little memory.
 
     `context` and `exclude` are packed; `explored` counts the positions of the slate that explored, `exploring` says
-    whether it counts as exploring for the budget of learning; `share` is that of such sessions in the journal, None
-    means all.
+    whether it counts as exploring for the budget of learning; `share` is that of such sessions in the journal.
     """
 
     parameters_version: int
@@ -190,7 +187,7 @@ class SessionPlan(Struct, frozen=True, gc=False):
     exclude: bytes
     explored: int
     exploring: bool = False
-    share: float | None = None
+    share: float = 1.0
 
 
 #: Plans by session id and arrival; None for a session that is uncertain.
@@ -210,7 +207,7 @@ class ClosedWindow:
         from 1, its arm, and whether it was clicked
     unanswered_positions, unanswered_codes : position and arm of each display that was shown and not answered: the one
         after the last answer
-    shares : per session, the share of such sessions that is journaled; empty if all are
+    weights : (n,), the number of sessions that each plan stands for
     uncertain : the number of sessions that are not learned from, because the user may have seen another slate
     opened : the number of sessions that serving has counted; 0 where all are journaled
     """
@@ -225,9 +222,9 @@ class ClosedWindow:
     clicked: Bools
     unanswered_positions: Ints
     unanswered_codes: Ints
-    shares: tuple[float, ...] = ()
-    uncertain: int = 0
-    opened: int = 0
+    weights: Floats
+    uncertain: int
+    opened: int
 
     @property
     def sessions(self) -> int:
@@ -235,34 +232,15 @@ class ClosedWindow:
         return max(len(self.plans) + self.uncertain, self.opened)
 
     @property
-    def weights(self) -> Floats | None:
-        """The number of sessions that each plan stands for, (n,); None if each is one."""
-        return 1.0 / np.array(self.shares) if self.shares else None
-
-    @property
     def exploring(self) -> float:
         """The number of all sessions that explored."""
-        if not self.shares:
-            return float(sum(plan.exploring for plan in self.plans))
-        return fsum(1.0 / share for share, plan in zip(self.shares, self.plans, strict=True) if plan.exploring)
+        return fsum(1.0 / plan.share for plan in self.plans if plan.exploring)
 
     @property
     def arms(self) -> list[str]:
         """The arms of the displays that were answered."""
-        return self._names(self.codes)
-
-    @property
-    def unanswered(self) -> list[tuple[int, str]]:
-        """Position and arm of each display that was shown and not answered."""
-        return list(zip(self.unanswered_positions.tolist(), self._names(self.unanswered_codes), strict=True))
-
-    def indices(self, codes: Ints, indices: Mapping[str, int]) -> Ints:
-        """Return the indices of arms that are given as codes, NO_ARM for those that have none."""
-        return np.array([indices.get(name, NO_ARM) for name in self.slates.names], dtype=np.intp)[codes]
-
-    def _names(self, codes: Ints) -> list[str]:
         names = list(self.slates.names)
-        return [names[code] for code in codes.tolist()]
+        return [names[code] for code in self.codes.tolist()]
 
 
 # ── the join ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,16 +264,11 @@ def closed_window(
     certain = {key: plan for key, plan in sessions.items() if plan is not None}
     keys = sorted(certain)
     plans = [certain[key] for key in keys]
-    row_of = dict(zip([key[0] for key in keys], range(len(keys)), strict=True))
     slates = SlateColumns.of([plan.slate for plan in plans])
-    arrivals = np.array([key[1] for key in keys], dtype=np.int64)
-    clicked, passed = join(answers, row_of, slates, arrivals, arrivals + session_timeout)
-    if len(row_of) < len(keys):
-        _join_repeated(keys, plans, answers, session_timeout, clicked, passed)
+    clicked, passed = join(keys, slates, answers, session_timeout)
     shown = np.where(clicked > 0, clicked, slates.lengths if whole_slates else passed)
     unanswered = np.flatnonzero((clicked == 0) & (shown < slates.lengths))
     rows, positions = first_displays(shown)
-    sampled = any(plan.share is not None for plan in plans)
     return ClosedWindow(
         start=start,
         end=end,
@@ -307,31 +280,7 @@ def closed_window(
         clicked=positions == clicked[rows],
         unanswered_positions=shown[unanswered] + 1,
         unanswered_codes=slates.at(unanswered, shown[unanswered] + 1),
-        shares=tuple([1.0 if plan.share is None else plan.share for plan in plans]) if sampled else (),
+        weights=1.0 / np.array([plan.share for plan in plans]),
         uncertain=len(sessions) - len(plans),
         opened=opened,
     )
-
-
-def _join_repeated(
-    keys: Sequence[tuple[str, int]],
-    plans: Sequence[SessionPlan],
-    answers: Sequence[AnswerColumns],
-    session_timeout: int,
-    clicked: Ints,
-    passed: Ints,
-) -> None:
-    """Join the sessions whose id another session of the window has too; `join` knows one session of an id."""
-    times = Counter(session for session, _ in keys)
-    reactions: dict[str, list[FeedbackFact]] = {session: [] for session, count in times.items() if count > 1}
-    for session, time, position, arm, click in chain.from_iterable(answers):
-        if session in reactions:
-            reactions[session].append(
-                FeedbackFact(session_id=session, occurred_at=time, position=position, arm=arm, clicked=bool(click))
-            )
-    for row, ((session, first), plan) in enumerate(zip(keys, plans, strict=True)):
-        if session in reactions:
-            shown, was_clicked = answered(
-                plan.slate, reactions[session], whole_slate=False, first=first, last=first + session_timeout
-            )
-            clicked[row], passed[row] = (shown, 0) if was_clicked else (0, shown)

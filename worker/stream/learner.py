@@ -107,7 +107,7 @@ class Learner:
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
             first = Parameters.first(settings, tuple(arms))
-            check_size(first.arms, first.model, settings=first.settings)
+            check_size(first)
             self._start(first)
         else:
             self._start(self._known[base_version(self._known)])
@@ -270,7 +270,7 @@ class Learner:
     @property
     def _due_until(self) -> int:
         settings = self.settings
-        return (self.watermark - settings.session_timeout - settings.lateness) // settings.window * settings.window
+        return (self.watermark - settings.grace) // settings.window * settings.window
 
     def _close(self, end: int, offset: int, outcome: Outcome) -> None:
         settings, parent = self.settings, self._current
@@ -282,13 +282,11 @@ class Learner:
         kept, steps, rejected = dict(self._kept), None, None
         if not parent.frozen:
             try:
-                folded = fold(under(settings, parent), window)
+                folded, steps = fold(under(settings, parent), window)
             except EstimationError as error:
                 rejected = str(error)
             else:
-                steps = folded.steps
-                effective_at = end + settings.session_timeout + 2 * settings.lateness
-                self._make(folded.parameters, offset, effective_at, outcome)
+                self._make(folded, offset, end + settings.grace + settings.lateness, outcome)
         if self._with_episodes:
             late = self._late - self._late_counted
             outcome.episodes.append(

@@ -29,7 +29,7 @@ from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
-from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm, LearningSettings, is_number
+from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
 from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
 
 
@@ -123,7 +123,7 @@ class Parameters:
             arms=arms,
             model=first_model(settings, arms),
             thresholds=(0.0,) * settings.horizon,
-            radius=first_radius(settings, arms),
+            radius=confidence_radius(settings, arms),
             answers=counts_for(settings, len(arms)),
         )
 
@@ -221,28 +221,20 @@ def counts_for(settings: LearningSettings, arms: int) -> AnswerCounts | None:
     return AnswerCounts.none(arms=arms, horizon=settings.horizon)
 
 
-def first_radius(settings: LearningSettings, arms: Sequence[Arm]) -> float:
-    """Return β before any display; under "theory" with the least bound on ‖z‖, so that even version 0 explores."""
+def confidence_radius(
+    settings: LearningSettings, arms: Sequence[Arm], *, largest_square: float | None = None, displays: int = 0
+) -> float:
+    """Return β; under "theory" from the largest ‖x‖² of the contexts so far, at first d, so that version 0 explores."""
     if not isinstance(settings.beta, str):
         return settings.beta
     return theory_radius(
         dim=settings.dim,
         arms=len(arms),
         largest_reward=max((arm.reward for arm in arms), default=0.0),
-        largest_norm=math.sqrt(1 + settings.dim),
+        largest_norm=math.sqrt(1 + (settings.dim if largest_square is None else largest_square)),
         ridge=settings.ridge,
-        displays=0,
+        displays=displays,
     )
-
-
-def with_settings(parameters: Parameters, **changes: Any) -> Parameters:
-    """Return the same estimate under other settings."""
-    settings = replace(parameters.settings, **changes)
-    if settings.horizon == parameters.settings.horizon:
-        return replace(parameters, settings=settings)
-    answers = parameters.answers
-    fitted = None if answers is None else answers.with_horizon(settings.horizon)
-    return replace(parameters, settings=settings, thresholds=(), ties=(), answers=fitted)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +277,7 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
 
 
 def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a hand-written file with the fields that it may leave out."""
+    """Return a hand-written file with the fields that it may leave out: a file that names no model is the simplest."""
     beta, arms = document.get("beta"), document.get("arms")
     return {
         **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
@@ -293,6 +285,11 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "version": 0,
         "progress": {},
         "warmup": 0,
+        "model": "additive",
+        "intercept": False,
+        "answers": "all",
+        "standardise": False,
+        "learn_at_most": 0,
         "dim": 1,
         "sha256": "",
         "radius": beta if is_number(beta) else 0.0,
@@ -309,7 +306,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         raise ParametersError(f"unknown model {record.model!r}; one of {', '.join(MODELS)}")
     kind = MODELS[record.model]
     model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
-    chosen = {name: getattr(record, name) for name in (*SETTINGS, *LATER_SETTINGS)}
+    chosen = {name: getattr(record, name) for name in SETTINGS}
     settings = LearningSettings(**{**chosen, "dim": document.get("dim", model.dim)})
     counts = standardisation = pending = None
     if record.answer_counts is not UNSET:

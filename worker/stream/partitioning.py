@@ -21,9 +21,6 @@ from worker.stream.troubles import Troubles
 KEPT_SAMPLES: Final = 64
 LEAST_SAMPLES: Final = 12
 _AGREEING: Final = 0.95
-#: Samples of a batch until there are enough, and then the batches between two samples.
-_AT_FIRST: Final = 16
-_BETWEEN: Final = 16
 
 _MASK: Final = 0xFFFFFFFF
 
@@ -98,26 +95,18 @@ class PartitionSurvey:
     def __init__(self, topics: Topics, partitions: int) -> None:
         self._arrivals, self._clicks = topics.arrivals, topics.clicks
         self._partitions = partitions
-        self._batches = 0
         # Of each sample, the partitioners that agree with it.
         self._samples: dict[str, deque[frozenset[str]]] = {
             topic: deque(maxlen=KEPT_SAMPLES) for topic in (topics.arrivals, topics.clicks)
         }
-        self._is_full = False
 
     def look(self, records: Sequence[Record], events: Sequence[Arrival | Feedback | None], troubles: Troubles) -> None:
-        """Take samples of a batch: several until there are enough, then one of each topic in some of the batches."""
-        self._batches += 1
-        once = int(self._batches % _BETWEEN == 0)
-        if self._is_full and not once:
-            return
-        wanted = {topic: once if len(known) == KEPT_SAMPLES else _AT_FIRST for topic, known in self._samples.items()}
-        if not any(wanted.values()):
-            return
+        """Take the first record of each topic in a batch as a sample."""
+        wanted = set(self._samples)
         for record, event in zip(records, events, strict=True):
-            if event is not None and wanted[record.topic]:
+            if event is not None and record.topic in wanted:
                 self.sample(record, event.session_id, troubles)
-                wanted[record.topic] -= 1
+                wanted.discard(record.topic)
 
     def sample(self, record: Record, session_id: str, troubles: Troubles) -> None:
         """Take a record as a sample of its topic, and check its key."""
@@ -125,7 +114,6 @@ class PartitionSurvey:
         if record.key:
             agreeing = [name for name in PARTITIONERS if self._place(name, record.key) == record.partition]
             self._samples[record.topic].append(frozenset(agreeing))
-            self._is_full = all(len(known) == KEPT_SAMPLES for known in self._samples.values())
 
     def check_parked(self, record: Record, session_id: str, troubles: Troubles) -> None:
         """Check whether feedback that waits for its arrival can meet it in this partition."""

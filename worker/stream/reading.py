@@ -2,9 +2,9 @@
 
 Rules that hold in this file:
 
-- No output is larger than its topic takes. An input whose outputs might not fit is rejected before anything of it is
-  written, so that journal, table and decisions agree: a session whose table value cannot be stored is not in the
-  journal either.
+- No output is larger than its topic takes. An input whose outputs might not fit, by its length alone, is rejected
+  before anything of it is written, so that journal, table and decisions agree: a session whose table value cannot be
+  stored is not in the journal either.
 - What does not fit all the same is left out and reported: a topic may take less than when a session was opened.
 """
 
@@ -12,15 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
-from worker.stream.encoding import encode_opened
-from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
+from worker.stream.events import Arrival, Decision, Feedback, FeedbackFact, Opened
 from worker.stream.features import context_encoder
 from worker.stream.session import Parked, Session
 from worker.stream.slates import Slate, SlatePlanner
-from worker.stream.topology import MOST_BYTES, RESERVED_BYTES, Emits, Record, Tally, dead_letter
+from worker.stream.topology import MOST_BYTES, RESERVED_BYTES, Emits, Record, dead_letter
 from worker.stream.versions import Versions
 
 #: By session id: the planner, the packed context, and the slate.
@@ -42,7 +41,7 @@ class Batch:
     touched: dict[str, bool] = field(default_factory=dict)
     facts: list[Opened | FeedbackFact] = field(default_factory=list)
     unremembered: dict[str, Session] = field(default_factory=dict)
-    decisions: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
 
 
 class OutputBounds:
@@ -52,47 +51,24 @@ class OutputBounds:
         self.most_bytes = most_bytes
         self._room = most_bytes - RESERVED_BYTES  # for key and value
 
-    def surely_fits(self, slate_bytes: int) -> int:
-        """Return the length up to which an input needs no further check; slates add so many bytes to its outputs."""
+    def largest_input(self, slate_bytes: int) -> int:
+        """Return the length up to which an input is taken, if its slate adds `slate_bytes` to its outputs."""
         # A number of one digit and a comma become eight bytes at most, in the journal or in the table.
         return (self._room - slate_bytes) // 4
-
-    def check(self, record: Record, event: Arrival | Feedback, slate_bytes: int, tally: Tally) -> None:
-        """Raise `Rejected` if an output of a longer input might not fit."""
-        if isinstance(event, Feedback):
-            size = 2 * len(record.value or b"")  # the key and the fact, or what is parked
-        else:
-            fact = Opened(
-                session_id=event.session_id,
-                arrived_at=event.occurred_at,
-                context=event.context,
-                slate=(),
-                modes=(),
-                exclude=event.exclude,
-                parameters_version=0,
-            )
-            size = len(event.session_id.encode()) + len(encode_opened(fact)) + 4 * len(event.context) + slate_bytes
-        if size > self._room:
-            tally.troubles.add("too-large-output", f"{record.where}: up to {size} bytes, more than {self._room}")
-            raise Rejected("too-large", f"its outputs may have {size} bytes, and the topics take {self._room}")
 
     def can_park(self, parked: Parked, value: bytes) -> bool:
         """Whether another record fits into a table value."""
         return sum(len(kept.value) for kept in parked.records) + len(value) <= self._room // 2
 
-    def fits(self, key: bytes, value: bytes) -> bool:
-        """Whether a record fits."""
-        return len(key) + len(value) <= self._room
-
     def fitting(self, topic: str, pairs: Iterable[tuple[bytes, bytes]], emits: Emits) -> list[tuple[bytes, bytes]]:
         """Return the records that fit, and report the others."""
-        written, fits = list(pairs), self.fits
-        if self.most_bytes >= MOST_BYTES or all(fits(*pair) for pair in written):
-            return written
-        for key, value in written:
-            if not fits(key, value):
+        written = []
+        for key, value in pairs:
+            if len(key) + len(value) <= self._room:
+                written.append((key, value))
+            else:
                 emits.tally.troubles.add("too-large-output", f"{topic}: {len(value)} bytes, more than {self._room}")
-        return [pair for pair in written if fits(*pair)]
+        return written
 
 
 #: Bytes of a number of a context and a comma, at most.
@@ -110,35 +86,33 @@ class RecordReader:
 
     def read(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
         """Decode records; return None in place of those that become dead letters."""
-        settings, limits = self._versions.newest.settings, self._limits
-        dim, horizon, topic = settings.dim, self._versions.horizon, self._arrivals
-        grace, standardise = settings.grace, settings.standardise
+        settings, horizon = self._versions.newest.settings, self._versions.horizon
         encoder = context_encoder(settings.features)
         # Of an object, the outputs have all columns, whatever its length.
-        encoded = 0 if encoder is None else LONGEST_NUMBER * dim
-        small = self._bounds.surely_fits(self._versions.slate_bytes + encoded)
+        encoded = 0 if encoder is None else LONGEST_NUMBER * settings.dim
+        largest = self._bounds.largest_input(self._versions.slate_bytes + encoded)
         events: list[Arrival | Feedback | None] = []
         arrivals = 0
         for record in records:
             try:
                 event: Arrival | Feedback
-                if record.topic == topic:
+                if record.topic == self._arrivals:
                     arrivals += 1
                     event = decode_arrival(
                         record.value,
-                        limits=limits,
-                        dim=dim,
+                        limits=self._limits,
+                        dim=settings.dim,
                         timestamp=record.timestamp,
-                        grace=grace,
+                        grace=settings.grace,
                         encoder=encoder,
-                        standardise=standardise,
+                        standardise=settings.standardise,
                     )
                 else:
-                    event = decode_feedback(
-                        record.value, limits=limits, horizon=horizon, timestamp=record.timestamp, grace=grace
-                    )
-                if len(record.value or b"") > small:
-                    self._bounds.check(record, event, self._versions.slate_bytes, emits.tally)
+                    event = self._feedback(record, horizon)
+                if (size := len(record.value or b"")) > largest:
+                    more = f"{size} bytes, more than {largest}, beyond which its outputs may not fit into their topics"
+                    emits.tally.troubles.add("too-large-output", f"{record.where}: {more}")
+                    raise Rejected("too-large", f"the record has {more}")
                 events.append(event)
             except Rejected as rejected:
                 self.reject(record, rejected.reason, rejected.error, emits)
@@ -149,14 +123,17 @@ class RecordReader:
 
     def read_parked(self, record: Record, horizon: int, emits: Emits) -> Feedback | None:
         """Decode feedback that was parked; the limits may be stricter than they were then."""
-        grace = self._versions.newest.settings.grace
         try:
-            return decode_feedback(
-                record.value, limits=self._limits, horizon=horizon, timestamp=record.timestamp, grace=grace
-            )
+            return self._feedback(record, horizon)
         except Rejected as rejected:
             self.reject(record, rejected.reason, rejected.error, emits)
             return None
+
+    def _feedback(self, record: Record, horizon: int) -> Feedback:
+        grace = self._versions.newest.settings.grace
+        return decode_feedback(
+            record.value, limits=self._limits, horizon=horizon, timestamp=record.timestamp, grace=grace
+        )
 
     def reject(self, record: Record, reason: str, error: str, emits: Emits) -> None:
         """Add a dead letter, and count it."""

@@ -13,7 +13,6 @@ Rules that hold in this file (docs/design.md §3); those of arrivals are in `arr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 
 from worker.secret import Secret
 from worker.stream.arrivals import Arrivals, plan_together
@@ -23,12 +22,10 @@ from worker.stream.events import Arrival, Feedback
 from worker.stream.feedback import FeedbackJoin, slate_tokens
 from worker.stream.partitioning import PartitionSurvey
 from worker.stream.reading import Batch, OutputBounds, RecordReader
-from worker.stream.session import Session, State, encode_state
+from worker.stream.session import Session, encode_state
 from worker.stream.table import SessionRoom, SessionTable
 from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
-
-_mode_and_position = itemgetter("mode", "position")
 
 
 def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
@@ -52,13 +49,13 @@ def _write(serving: Serving, batch: Batch, tally: Tally) -> None:
     """Encode the facts and the decisions of a batch."""
     emits, decisions = batch.emits, batch.decisions
     emits.journal += [(fact.session_id.encode(), encode_journal(fact)) for fact in batch.facts]
-    pairs = [(decision["session_id"].encode(), encode_decision(decision)) for decision in decisions]
+    pairs = [(decision.session_id.encode(), encode_decision(decision)) for decision in decisions]
     emits.decisions += serving.bounds.fitting("decisions", pairs, emits)
-    tally.decisions.update(map(_mode_and_position, decisions))
+    tally.decisions.update((decision.mode, decision.position) for decision in decisions)
 
 
-class Serving:
-    """The sessions of one partition.
+class Serving(SessionTable):
+    """The sessions of one partition, and how records change them.
 
     Parameters
     ----------
@@ -84,9 +81,7 @@ class Serving:
         survey: PartitionSurvey | None = None,
         bounds: OutputBounds | None = None,
     ) -> None:
-        self._sessions = SessionTable(versions, room or SessionRoom())
-        self.table: dict[str, State] = self._sessions.states
-        self._versions = versions
+        super().__init__(versions, room or SessionRoom())
         self._partition = partition
         self._secret = secret
         self._keep_changelog = keep_changelog
@@ -94,8 +89,7 @@ class Serving:
         self.bounds = bounds or OutputBounds()
         self._reader = RecordReader(versions, topics.arrivals, limits or Limits(), self.bounds)
         self._feedback = FeedbackJoin(
-            self._sessions,
-            versions,
+            sessions=self,
             topic=topics.clicks,
             partition=partition,
             reader=self._reader,
@@ -103,45 +97,7 @@ class Serving:
             secret=secret,
             survey=survey,
         )
-        self.arrivals = Arrivals(self._sessions, versions, reader=self._reader, feedback=self._feedback)
-
-    # ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def open_sessions(self) -> int:
-        """The number of sessions in the table, including ended ones not yet deleted."""
-        return self._sessions.open_sessions
-
-    @property
-    def parked(self) -> int:
-        """The number of feedback records without an arrival."""
-        return self._sessions.parked
-
-    def restore(self, records: Iterable[Record]) -> Tally:
-        """Load the table of the partition, one record per session."""
-        return self._sessions.restore(records)
-
-    def take_over(self, start: int, end: int) -> None:
-        """Note that earlier owners may have answered the arrivals between these offsets, the end excluded."""
-        self.arrivals.take_over(start, end)
-
-    def hand_over(self) -> Tally:
-        """Drop the partition; return the counts of its table."""
-        return self._sessions.hand_over()
-
-    @property
-    def has_due(self) -> bool:
-        """Whether the next batch, even an empty one, deletes a value."""
-        return self._sessions.has_due
-
-    def acknowledged(self, progress: int) -> None:
-        """Note that everything up to this time is processed, journaled and acknowledged."""
-        self._sessions.acknowledge(progress)
-
-    @property
-    def opened(self) -> tuple[tuple[int, int], ...] | None:
-        """The sessions opened by the start of their window, for progress; None where all are journaled."""
-        return self._sessions.opened.report() if self._versions.are_sampled else None
+        self.arrivals = Arrivals(self, self._reader, self._feedback)
 
     # ── a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,12 +134,13 @@ class Serving:
             # An exhausted slate needs no decision; an empty one gets mode `none`.
             if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
                 continue
-            decisions.append(state.decision(session_id, self._tokens(session_id, state)))
+            decisions.append(state.decision(session_id, self.tokens(session_id, state)))
         for session_id, session in batch.unremembered.items():
-            decisions.append(session.decision(session_id, self._tokens(session_id, session)))
+            decisions.append(session.decision(session_id, self.tokens(session_id, session)))
         batch.emits.changelog += self.bounds.fitting("sessions-changelog", changed_values, batch.emits)
 
-    def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
+    def tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
+        """Return the tokens of the positions that are left; None without a secret."""
         if self._secret is None:
             return None
         return slate_tokens(
@@ -197,18 +154,17 @@ class Serving:
     def report_no_room(self, tally: Tally) -> None:
         """Report what was not remembered because there was no room."""
         if forgotten := tally.unremembered + tally.unparked:
-            room = self._sessions.room
-            example = f"{room.held:,} sessions are held, and {room.most:,} may be"
+            example = f"{self.room.held:,} sessions are held, and {self.room.most:,} may be"
             tally.troubles.add("too-many-sessions", example, forgotten)
 
     # ── expiry ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _expire(self, emits: Emits) -> None:
         # Deleted here, so that each is reported once, and not again after the next restart.
-        if not self._sessions.has_due:
+        if not self.has_due:
             return
-        emits.changelog += [(key, None) for key in self._sessions.delete_damaged()]
-        for session_id, state in self._sessions.delete_due():
+        emits.changelog += [(key, None) for key in self.delete_damaged()]
+        for session_id, state in self.delete_due():
             if self._keep_changelog:
                 emits.changelog.append((session_id.encode(), None))
             if isinstance(state, Session):
@@ -223,4 +179,4 @@ class Serving:
 
     def _lacks_feedback(self, session: Session) -> bool:
         answered = session.clicked or session.passed or not session.slate
-        return not answered and self._versions.newest.settings.unanswered != "passed"
+        return not answered and self.versions.newest.settings.unanswered != "passed"

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from math import isfinite
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from worker.stream.events import MOST, Mode
+from worker.stream.events import MOST, Decision, Feedback, FeedbackFact, Mode
 
 #: How a session ended, counted when its value is deleted.
 ENDINGS = ("clicked", "exhausted", "expired", "empty")
@@ -37,25 +37,8 @@ Verdict: TypeAlias = Literal["applied", "redundant"] | Objection
 
 # ── the join ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-
-class Reaction(Protocol):
-    """A click or a pass: a feedback record, its fact in the journal, or what is kept of it."""
-
-    @property
-    def occurred_at(self) -> int:
-        """The time of the reaction."""
-
-    @property
-    def position(self) -> int:
-        """The position of the display, counted from 1."""
-
-    @property
-    def arm(self) -> str:
-        """The arm that was shown there."""
-
-    @property
-    def clicked(self) -> bool:
-        """Whether it was clicked, or passed over."""
+#: A click or a pass: a feedback record, or its fact in the journal.
+Reaction: TypeAlias = Feedback | FeedbackFact
 
 
 def objection(slate: tuple[str, ...], first: int, last: int, reaction: Reaction) -> Objection | None:
@@ -83,7 +66,6 @@ def answered(
 
     Nothing after a click counts. With `whole_slate`, a session without a click has passed over its whole slate.
 
-    >>> from worker.stream.events import FeedbackFact
     >>> passed, clicked = (FeedbackFact(session_id="s", occurred_at=9, position=h, arm=arm, clicked=h == 2)
     ...                    for h, arm in ((3, "c"), (2, "b")))
     >>> answered(("a", "b", "c"), [passed], whole_slate=False)
@@ -146,32 +128,21 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
         self.clicked, self.passed = after = joined(*before, feedback)
         return "redundant" if after == before else "applied"
 
-    def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> dict[str, Any]:
-        """Return the current decision as a document to encode; `tokens` are those of the remaining positions."""
+    def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> Decision:
+        """Return the current decision; `tokens` are those of the remaining positions."""
         at, slate = self.passed, self.slate
-        if not slate:
-            arm: str | None = None
-            mode: Mode = "none"
-            propensity, value = 1.0, 0.0
-        else:
-            arm, mode, value = slate[at], self.modes[at], self.values[at]
-            propensity = 1.0 if self.propensities is None else self.propensities[at]
-        if not isfinite(propensity + value):
-            raise ValueError(f"propensity {propensity}, value {value}: cannot be written as JSON")
-        document = {
-            "session_id": session_id,
-            "arrived_at": self.arrived_at,
-            "position": at + 1,
-            "arm": arm,
-            "slate": slate[at:] if at else slate,
-            "mode": mode,
-            "propensity": propensity,
-            "parameters_version": self.version,
-            "value": value,
-        }
-        if tokens is not None:
-            document["tokens"] = tokens
-        return document
+        return Decision(
+            session_id=session_id,
+            arrived_at=self.arrived_at,
+            position=at + 1,
+            arm=slate[at] if slate else None,
+            slate=slate[at:],
+            mode=self.modes[at] if slate else "none",
+            propensity=1.0 if self.propensities is None or not slate else self.propensities[at],
+            parameters_version=self.version,
+            value=self.values[at] if slate else 0.0,
+            tokens=tokens,
+        )
 
 
 class ParkedRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Final
 
 from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
@@ -114,11 +114,6 @@ class LearningSettings:
     learn_at_most: int = 300_000
 
     @property
-    def are_of_the_first_release(self) -> bool:
-        """Whether the first release could have had these settings: its logs are replayed to the bit."""
-        return all(getattr(self, name) == first for name, first in LATER_SETTINGS.items())
-
-    @property
     def grace(self) -> int:
         """How long after its arrival a session is needed: no record of it counts later."""
         return self.session_timeout + self.lateness
@@ -131,27 +126,15 @@ class LearningSettings:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in tuple(known):
                 raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
-        for name in ("repeats", "intercept", "standardise"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if not self.intercept and self.model != "additive":
             raise InputError(f"the model {self.model} has an intercept; only additive runs without")
-        if not isinstance(self.salt, str):
-            raise InputError(f"salt must be a text, not {self.salt!r}")
-        self._check_features()
-        self._check_numbers()
-        check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
-
-    def _check_features(self) -> None:
-        if self.features is None:
-            return
-        if not isinstance(self.features, Features):
-            raise InputError(f"features must be declared features, not {self.features!r}")
-        if self.features.context and self.features.dim != self.dim:
+        if self.features is not None and self.features.context and self.features.dim != self.dim:
             raise InputError(
                 f"dim is {self.dim}, but the declared features of contexts have {self.features.dim} columns: "
                 "leave dim out, it follows from them"
             )
+        self._check_numbers()
+        check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
 
     def _check_numbers(self) -> None:
         for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
@@ -193,19 +176,8 @@ _CHOICES: Mapping[str, Collection[str]] = {
     "answers": ANSWERS,
 }
 
-#: Settings that the first release did not have, with what it did. They are written only where they differ from that, so
-#: that versions made before there was a choice keep their hash.
-LATER_SETTINGS: Final[Mapping[str, Any]] = {
-    "model": "additive",
-    "intercept": False,
-    "answers": "all",
-    "standardise": False,
-    "features": None,
-    "learn_at_most": 0,
-}
-
-#: Names of the settings that the record of every version has.
-SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name not in LATER_SETTINGS)
+#: Names of the settings.
+SETTINGS: Final = tuple(f.name for f in fields(LearningSettings))
 
 #: Settings that hold for the life of a model (see `continued`). The first catalogue may complete the features.
 KEPT_BY_MODEL: Final = ("standardise", "features")

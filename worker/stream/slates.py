@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import Policy, Random, Slates, policy_named, random_slates
 from worker.errors import AdcascadeError, InputError
 from worker.stream.chance import lottery, session_uniforms
-from worker.stream.contexts import pack_context, stack_packed
+from worker.stream.contexts import stack_packed
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
 
@@ -59,10 +59,9 @@ class SlatePlanner:
 
     def prepare(self) -> None:
         """Do now, in any thread, what the first plan would do."""
-        packed = pack_context((0.0,) * self.parameters.settings.dim)
-        arrival = Arrival(session_id="", occurred_at=0, context=())
         if any(arm.active for arm in self.parameters.arms):
-            self._planned(None, [arrival], stack_packed([packed], self.parameters.settings.dim))
+            nobody = Arrival(session_id="", occurred_at=0, context=())
+            self._planned(None, [nobody], np.zeros((1, self.parameters.settings.dim)))
 
     def plan(self, arrivals: Sequence[Arrival], contexts: Sequence[bytes]) -> list[Slate]:
         """Plan a batch; `contexts` are the packed contexts of the arrivals. A slate depends on its arrival alone."""
@@ -127,17 +126,10 @@ class SlatePlanner:
         return self._planner.masked([[index[arm] for arm in arrival.exclude if arm in index] for arrival in arrivals])
 
     def _named(self, mode: Mode | None, slates: Slates, values: Floats) -> list[Slate]:
-        """Turn indices into ids. Full slates that were not left to chance, nearly all, take the short way."""
-        horizon = slates.arms.shape[1]
-        shown = slates.arms != NO_ARM
-        bits = slates.explored.dot(_powers(horizon)).tolist() if mode is None else [0] * len(values)
+        """Turn indices into ids."""
+        bits = slates.explored.dot(1 << np.arange(slates.arms.shape[1])).tolist() if mode is None else [0] * len(values)
         names = self.names.__getitem__
         certain = bool((slates.propensities == 1).all())
-        if certain and shown.all():
-            return [
-                Slate(tuple(map(names, arms)), _modes(mode, explored, horizon), None, tuple(worth))
-                for arms, explored, worth in zip(slates.arms.tolist(), bits, values.tolist(), strict=True)
-            ]
         return [
             Slate(
                 tuple(map(names, arms[:length])),
@@ -150,7 +142,7 @@ class SlatePlanner:
                 bits,
                 values.tolist(),
                 slates.propensities.tolist(),
-                shown.sum(axis=1).tolist(),
+                (slates.arms != NO_ARM).sum(axis=1).tolist(),
                 strict=True,
             )
         ]
@@ -184,11 +176,6 @@ def prepared(parameters: Parameters) -> SlatePlanner:
             nobody = np.zeros((1, parameters.settings.dim))
             parameters.model.squared_widths_of(nobody, np.zeros((1, 1), dtype=np.intp))
     return planner
-
-
-@cache
-def _powers(count: int) -> Ints:
-    return 1 << np.arange(count)
 
 
 @lru_cache(maxsize=4096)

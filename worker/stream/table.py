@@ -5,13 +5,15 @@ Rules that hold in this file (docs/design.md §3):
 - A value is deleted once the acknowledged progress of the partition has reached its deadline + lateness. For parked
   feedback the deadline is its latest `occurred_at` + session_timeout.
 - Values that are taken over are kept, whatever the room. One that cannot be read is skipped, reported and deleted.
+- A batch that was answered may not be committed when its worker ends. So the arrivals after the committed offset, up to
+  `MOST_REPEATED` of them, may have been answered by an earlier owner of the partition.
 - `SessionRoom` bounds what arrivals and feedback can make a worker remember, over all of its partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from typing import Final
 
 from worker.stream.chance import OpenedCounts
 from worker.stream.events import MOST
@@ -19,39 +21,12 @@ from worker.stream.session import Parked, ParkedRecord, Session, State, decode_s
 from worker.stream.topology import Record, Tally
 from worker.stream.versions import Versions
 
-STEP = 1000  # milliseconds
+#: Sessions are due in steps of this many milliseconds, so that few times have to be compared.
+STEP: Final = 1000
 
-
-class ExpiryQueue:
-    """Session ids, each to be looked at within one step after a time.
-
-    >>> queue = ExpiryQueue()
-    >>> queue.add("s", 1500)
-    >>> queue.has_due(1999), queue.has_due(2000), list(queue.pop_due(2000))
-    (False, True, ['s'])
-    """
-
-    def __init__(self) -> None:
-        self._due: dict[int, list[str]] = {}
-        self._steps: list[int] = []
-
-    def add(self, session_id: str, time: int) -> None:
-        """Add a session."""
-        step = time // STEP + 1
-        due = self._due.get(step)
-        if due is None:
-            self._due[step] = due = []
-            heappush(self._steps, step)
-        due.append(session_id)
-
-    def has_due(self, now: int) -> bool:
-        """Return whether a session is due."""
-        return bool(self._steps) and self._steps[0] * STEP <= now
-
-    def pop_due(self, now: int) -> Iterator[str]:
-        """Remove and yield all sessions that are due."""
-        while self.has_due(now):
-            yield from self._due.pop(heappop(self._steps))
+#: Arrivals of a partition that can have been answered and not be committed: more than a worker handles between two
+#: commits, and few compared with a backlog of hours.
+MOST_REPEATED: Final = 65_536
 
 
 #: Bytes of a parked record that take the room of one more session.
@@ -106,26 +81,32 @@ def record_size(record: ParkedRecord) -> int:
 class SessionTable:
     """States by session; every change goes through a method, so that the counts are right.
 
-    `parked` is the number of feedback records without an arrival; `progress` is the acknowledged one; `opened` counts
-    sessions by window, until the windows are over.
+    `parked` is the number of feedback records without an arrival; `progress` is the acknowledged one; earlier owners
+    may have answered the arrivals before the offset `repeated_until`.
     """
 
     def __init__(self, versions: Versions, room: SessionRoom) -> None:
-        self.states: dict[str, State] = {}
+        self.table: dict[str, State] = {}
         self.room = room
-        self.opened = OpenedCounts()
+        self._opened = OpenedCounts()
         self.parked = 0
         self.progress = -1
-        self._versions = versions
+        self.repeated_until = 0
+        self.versions = versions
         self._awaited = 0  # sessions of the parked records
         self._held = 0  # of the room
-        self._expiry = ExpiryQueue()
+        self._due: dict[int, list[str]] = {}  # session ids by the time at which they are looked at, a whole step
         self._damaged: list[bytes] = []  # keys of values that could not be restored
 
     @property
     def open_sessions(self) -> int:
         """The number of sessions, including ended ones not yet deleted."""
-        return len(self.states) - self._awaited
+        return len(self.table) - self._awaited
+
+    @property
+    def opened(self) -> tuple[tuple[int, int], ...] | None:
+        """The sessions opened by the start of their window, for progress; None where all are journaled."""
+        return self._opened.report() if self.versions.are_sampled else None
 
     # ── ownership ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,9 +122,9 @@ class SessionTable:
             except ValueError as error:
                 self._skip_damaged(record, error, tally)
                 continue
-            self.states[session_id] = state
+            self.table[session_id] = state
             if type(state) is Session:
-                self.opened.add(state.arrived_at, self._versions.newest.settings.window)
+                self._opened.add(state.arrived_at, self.versions.newest.settings.window)
                 tally.recovered += 1
                 self._hold(1)
             elif type(state) is Parked:
@@ -154,6 +135,10 @@ class SessionTable:
             self._schedule(session_id, self._until(state))
         return tally
 
+    def take_over(self, start: int, end: int) -> None:
+        """Note that earlier owners may have answered the arrivals between these offsets, the end excluded."""
+        self.repeated_until = min(end, start + MOST_REPEATED)
+
     def _skip_damaged(self, record: Record, error: ValueError, tally: Tally) -> None:
         tally.troubles.add("damaged-state", f"{record.where}: {type(error).__name__}")
         if record.key is not None:
@@ -162,9 +147,9 @@ class SessionTable:
     def hand_over(self) -> Tally:
         """Drop everything; return the counts."""
         tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
-        self.states.clear()
-        self.opened.clear()
-        self._expiry = ExpiryQueue()
+        self.table.clear()
+        self._opened.clear()
+        self._due.clear()
         self.parked = self._awaited = 0
         self._hold(-self._held)
         return tally
@@ -173,9 +158,9 @@ class SessionTable:
 
     def open(self, session_id: str, session: Session) -> Parked | None:
         """Add a session that has claimed its room; return the feedback that waited for it."""
-        before = self.states.get(session_id)
-        self.states[session_id] = session
-        self.opened.add(session.arrived_at, self._versions.newest.settings.window)
+        before = self.table.get(session_id)
+        self.table[session_id] = session
+        self._opened.add(session.arrived_at, self.versions.newest.settings.window)
         self.room.claimed -= 1
         self._hold(1)
         self._schedule(session_id, session.deadline)
@@ -186,7 +171,7 @@ class SessionTable:
 
     def await_arrival(self, session_id: str, latest: int) -> Parked:
         """Add a place for the feedback of a session whose arrival is missing."""
-        parked = self.states[session_id] = Parked(latest, [])
+        parked = self.table[session_id] = Parked(latest, [])
         self._awaited += 1
         self._schedule(session_id, self.parked_until(latest))
         return parked
@@ -209,16 +194,16 @@ class SessionTable:
 
     # ── deletion ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def acknowledge(self, progress: int) -> None:
+    def acknowledged(self, progress: int) -> None:
         """Note that everything up to this time is processed, journaled and acknowledged."""
         self.progress = max(self.progress, progress)
-        settings = self._versions.newest.settings
-        self.opened.drop(self.progress - settings.window - settings.grace + 1)
+        settings = self.versions.newest.settings
+        self._opened.drop(self.progress - settings.window - settings.grace + 1)
 
     @property
     def has_due(self) -> bool:
         """Whether a value is to be deleted."""
-        return bool(self._damaged) or self._expiry.has_due(self.progress)
+        return bool(self._damaged) or any(time <= self.progress for time in self._due)
 
     def delete_damaged(self) -> list[bytes]:
         """Return the keys of the values that could not be read, once."""
@@ -227,16 +212,17 @@ class SessionTable:
 
     def delete_due(self) -> Iterator[tuple[str, State]]:
         """Delete and yield all that no further record can concern."""
-        lateness = self._versions.newest.settings.lateness
-        for session_id in self._expiry.pop_due(self.progress):
-            state = self.states.get(session_id)
+        lateness = self.versions.newest.settings.lateness
+        times = sorted(time for time in self._due if time <= self.progress)
+        for session_id in [session_id for time in times for session_id in self._due.pop(time)]:
+            state = self.table.get(session_id)
             if state is None:
                 continue
             until = self._until(state)
             if until + lateness > self.progress:
                 self._schedule(session_id, until)  # more feedback was parked, or the settings changed
                 continue
-            del self.states[session_id]
+            del self.table[session_id]
             if isinstance(state, Session):
                 self._hold(-1)
             else:
@@ -245,10 +231,11 @@ class SessionTable:
 
     def parked_until(self, latest: int) -> int:
         """Return the last time that feedback waits for its arrival, from its latest `occurred_at`."""
-        return latest + self._versions.newest.settings.session_timeout
+        return latest + self.versions.newest.settings.session_timeout
 
     def _until(self, state: State) -> int:
         return state.deadline if isinstance(state, Session) else self.parked_until(state.latest)
 
     def _schedule(self, session_id: str, until: int) -> None:
-        self._expiry.add(session_id, until + self._versions.newest.settings.lateness)
+        time = until + self.versions.newest.settings.lateness
+        self._due.setdefault((time // STEP + 1) * STEP, []).append(session_id)

@@ -44,7 +44,7 @@ from worker.stream.events import (
     described,
 )
 from worker.stream.features import Features
-from worker.stream.settings import ANSWERS, LATER_SETTINGS, SETTINGS, UNANSWERED, Arm, LearningSettings
+from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm, LearningSettings
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
     from worker.stream.parameters import Parameters
@@ -195,23 +195,22 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     lateness: Annotated[int, described("Time that a record may be late, in milliseconds.", **_WHOLE)]
     window: Annotated[int, described("Length of an episode in milliseconds.", minimum=1)]
     unanswered: Annotated[str, described("Meaning of a displayed position without feedback.", enum=list(UNANSWERED))]
-    model: Annotated[str, described("Click model.", enum=list(MODELS))] = LATER_SETTINGS["model"]
-    intercept: Annotated[bool, described("Whether the model has a shared intercept.")] = LATER_SETTINGS["intercept"]
+    model: Annotated[str, described("Click model.", enum=list(MODELS))]
+    intercept: Annotated[bool, described("Whether the model has a shared intercept.")]
     answers: Annotated[
         str, described("Whether answer rates are learned, or every display counts as answered.", enum=list(ANSWERS))
-    ] = LATER_SETTINGS["answers"]
-    standardise: Annotated[
-        bool, described("Whether the numbers of contexts are standardised by the first sessions.")
-    ] = LATER_SETTINGS["standardise"]
+    ]
+    standardise: Annotated[bool, described("Whether the numbers of contexts are standardised by the first sessions.")]
     features: Annotated[
         Features | None, described("Declared features; missing if none are declared. Their columns are in this order.")
-    ] = LATER_SETTINGS["features"]
+    ] = None
     learn_at_most: Annotated[
         int,
         described(
-            "Sessions per window that are learned from, about; beyond it a share is journaled. 0: all.", **_WHOLE
+            "Sessions per window that are learned from, about; beyond it a share is journaled. 0 or missing: all.",
+            **_WHOLE,
         ),
-    ] = LATER_SETTINGS["learn_at_most"]
+    ] = 0
     ties: Annotated[
         tuple[Rate, ...],
         described(
@@ -249,6 +248,8 @@ PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
     *("folds", "observations", "expected_sessions", "explore_budget", "thresholds", "radius"),
 )
+#: Settings that a record has only if they are set.
+_OPTIONAL: Final = ("features", "learn_at_most")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
     ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
@@ -275,13 +276,14 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     settings = parameters.settings
     document: dict[str, Any] = {
         **{name: getattr(parameters, name) for name in PLAIN},
-        **{name: getattr(settings, name) for name in SETTINGS},
+        **{name: getattr(settings, name) for name in SETTINGS if name not in _OPTIONAL},
         "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
         "arms": [_arm_document(arm) for arm in parameters.arms],
     }
-    for name, first in LATER_SETTINGS.items():
-        if (value := getattr(settings, name)) != first:
-            document[name] = value.document() if isinstance(value, Features) else value
+    if settings.learn_at_most:
+        document["learn_at_most"] = settings.learn_at_most
+    if settings.features is not None:
+        document["features"] = settings.features.document()
     if parameters.ties:
         document["ties"] = parameters.ties
     if parameters.kernels:
@@ -349,71 +351,44 @@ _PER_ARRAY: Final = 128
 _PER_FEATURES: Final = len(b'"features":,')
 
 
-def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSettings | None = None) -> int:
+def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSettings) -> int:
     """Return the most bytes that the record of a version with these arms, this model and these settings can have."""
     ids = len(orjson.dumps([arm.arm for arm in arms]))
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
-    packed = sum(_PER_ARRAY + 4 * (array.nbytes // 3 + 1) for array in model.pack().values())
-    return (
-        RESERVE
-        + ids
-        + _PER_ARM * len(arms)
-        + features
-        + packed
-        + _of_answers(len(arms), settings)
-        + _of_contexts(settings)
-    )
-
-
-def _of_answers(arms: int, settings: LearningSettings | None) -> int:
-    """Return the bytes of the counts of answers."""
-    if settings is None or settings.answers == "all":
-        return 0
-    return 2 * (_PER_ARRAY + 4 * (8 * arms * settings.horizon // 3 + 1))
-
-
-def _of_contexts(settings: LearningSettings | None) -> int:
-    """Return the most bytes for declared features, for centre and scale of contexts, and for pending sessions."""
-    if settings is None:
-        return 0
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
-    if not settings.standardise:
-        return declared
-    numbers = (LEAST_SESSIONS - 1) * (settings.dim + 4 * settings.horizon) + 2 * settings.dim
-    return declared + 7 * _PER_ARRAY + 4 * (8 * numbers // 3 + 1)
+    sizes = [array.size for array in model.pack().values()]
+    if settings.answers == "learned":
+        sizes += [len(arms) * settings.horizon] * len(COUNTS)
+    if settings.standardise:
+        sizes += [settings.dim] * 2  # centre and scale
+        sizes += [(LEAST_SESSIONS - 1) * settings.dim, *[(LEAST_SESSIONS - 1) * settings.horizon] * 4]  # pending
+    packed = sum(_PER_ARRAY + 4 * (8 * size // 3 + 1) for size in sizes)
+    return RESERVE + ids + _PER_ARM * len(arms) + features + declared + packed
 
 
-def too_large(
-    arms: Sequence[Arm], model: ClickModel, most: int = VERSION_BYTES, *, settings: LearningSettings | None = None
-) -> str | None:
-    """Return why a version with these arms and this model does not fit into a record; None if it does.
+def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
+    """Return why a version does not fit into a record with anything that it may learn; None if it does.
 
-    >>> from worker.bandit.additive import AdditiveModel
-    >>> arms = [Arm(arm=str(n), reward=1.0) for n in range(60_000)]
-    >>> too_large(arms, AdditiveModel.prior(dim=32, arms=60_000, ridge=1.0))
-    '60,000 arms of 32 features take up to 24.8 MiB, more than the 16 MiB of a record: 38,515 such arms fit'
+    >>> from worker.stream.parameters import Parameters
+    >>> arms = tuple(Arm(arm=str(n), reward=1.0) for n in range(60_000))
+    >>> too_large(Parameters.first(LearningSettings(dim=32, model="additive", answers="all", standardise=False), arms))
+    '60,000 arms of 32 features take up to 25.4 MiB, more than the 16 MiB of a record: 37,578 such arms fit'
     """
+    arms, model, settings = parameters.arms, parameters.model, parameters.settings
     size = largest_size(arms, model, settings)
     if size <= most:
         return None
+    columns = 0 if settings.features is None else settings.features.ad_dim
+    nothing = type(model).prior(dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns)))
+    fixed = largest_size((), nothing, settings)
+    room = max(0, int((most - fixed) * len(arms) / max(1, size - fixed)))  # with ids as long as these on average
     return (
         f"{len(arms):,} arms of {model.dim} features take up to {size / 2**20:.1f} MiB, more than the "
-        f"{most / 2**20:g} MiB of a record: {_room(arms, model, size, most, settings):,} such arms fit"
+        f"{most / 2**20:g} MiB of a record: {room:,} such arms fit"
     )
 
 
-def check_size(
-    arms: Sequence[Arm], model: ClickModel, most: int = VERSION_BYTES, *, settings: LearningSettings | None = None
-) -> None:
-    """Raise `InputError` if a version with these arms and this model does not fit into a record."""
-    if reason := too_large(arms, model, most, settings=settings):
+def check_size(parameters: Parameters, most: int = VERSION_BYTES) -> None:
+    """Raise `InputError` if a version does not fit into a record."""
+    if reason := too_large(parameters, most):
         raise InputError(f"the catalogue is too large: {reason}")
-
-
-def _room(arms: Sequence[Arm], model: ClickModel, size: int, most: int, settings: LearningSettings | None) -> int:
-    """Return how many arms fit, with ids as long as these have on average."""
-    columns = 0 if settings is None or settings.features is None else settings.features.ad_dim
-    fixed = largest_size(
-        (), type(model).prior(dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns))), settings
-    )
-    return max(0, int((most - fixed) * len(arms) / max(1, size - fixed)))

@@ -112,16 +112,12 @@ def should_publish(candidate: Parameters, newest: Parameters | None) -> bool:
 
 
 def by_version(history: Iterable[Parameters]) -> dict[int, Parameters]:
-    """Return the versions by number, each from the newest position that it was published with."""
+    """Return the last KEPT versions by number; raise `FailedError` if one has two contents."""
     known: dict[int, Parameters] = {}
     for parameters in history:
-        there = known.get(parameters.version)
-        if there is not None:
-            with suppress(RoundedError):
-                check_same(parameters, there)
-            if there.journal_offset >= parameters.journal_offset or there.sha256 != parameters.sha256:
-                continue
-        known[parameters.version] = parameters
+        with suppress(RoundedError):
+            check_same(parameters, known.get(parameters.version, parameters))
+        known = keep(known, parameters)
     return known
 
 

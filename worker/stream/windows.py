@@ -26,9 +26,7 @@ from worker.stream.chance import is_exploring
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import MAX_FACT_LEAD
 from worker.stream.events import MOST, FeedbackFact, Opened, Progress
-from worker.stream.joining import AnswerColumns, OpenSessions, closed_window
-from worker.stream.joining import ClosedWindow as ClosedWindow
-from worker.stream.joining import SessionPlan as SessionPlan
+from worker.stream.joining import AnswerColumns, ClosedWindow, OpenSessions, SessionPlan, closed_window
 from worker.stream.session import pack_exclusions
 
 
@@ -44,7 +42,7 @@ class Watermark:
 
     def __init__(self, progress: Mapping[int, int]) -> None:
         self._progress = dict(progress)
-        self._lower = _LowerCount()
+        self.forget_lower_count()
 
     @property
     def time(self) -> int:
@@ -71,42 +69,32 @@ class Watermark:
         return dict(self._progress)
 
     def advance(self, event: Progress, *, span: int) -> None:
-        """Take a progress record; `span` is how long a lower number of partitions is to be named."""
-        self._count_partitions(event, span)
+        """Apply a progress record; `span` is how long a lower number of partitions is to be named."""
+        for partition in range(len(self._progress), event.partitions):
+            self._progress[partition] = 0
+        if event.partitions == len(self._progress):
+            self.forget_lower_count()
+        elif self._is_confirmed(event, span):
+            self._progress = {partition: self._progress[partition] for partition in range(event.partitions)}
+            self.forget_lower_count()
         self._progress[event.partition] = max(self._progress[event.partition], event.time)
 
     def forget_lower_count(self) -> None:
         """Count anew who names a lower number of partitions, as after a restart from a version made now."""
-        self._lower = _LowerCount()
+        self._lower_count = 0
+        self._named_since: dict[int, int] = {}  # when each partition first named it
 
-    def _count_partitions(self, event: Progress, span: int) -> None:
-        for partition in range(len(self._progress), event.partitions):
-            self._progress[partition] = 0
-        if event.partitions == len(self._progress):
-            self._lower = _LowerCount()
-        elif self._lower.is_confirmed(event, span):
-            for partition in range(event.partitions, len(self._progress)):
-                del self._progress[partition]
-            self._lower = _LowerCount()
-
-
-class _LowerCount:
-    """A number of partitions below the highest, and when each of them first named it."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._since: dict[int, int] = {}
-
-    def is_confirmed(self, event: Progress, span: int) -> bool:
-        """Take a record that names it; return whether all partitions have named it for that long."""
-        if event.partitions != self._count:
-            self._count, self._since = event.partitions, {}
-        self._since.setdefault(event.partition, event.time)
-        return len(self._since) == self._count and event.time - max(self._since.values()) >= span
+    def _is_confirmed(self, event: Progress, span: int) -> bool:
+        """Count a record that names a lower number of partitions; return whether all have named it for that long."""
+        if event.partitions != self._lower_count:
+            self._lower_count, self._named_since = event.partitions, {}
+        since = self._named_since
+        since.setdefault(event.partition, event.time)
+        return len(since) == event.partitions and event.time - max(since.values()) >= span
 
 
-#: Feedback records of a window from which on repeated ones are looked for: so many per open session, and in all. With
-#: fewer, repetition costs little memory.
+#: Feedback records of a window, per open session and in all, above which repeated ones are dropped. With fewer,
+#: repetition costs little memory.
 REPEATED_PER_SESSION: Final = 16
 LEAST_REPEATED: Final = 65_536
 
@@ -187,7 +175,7 @@ class OpenWindows:
             pack_exclusions(event.exclude),
             event.modes.count("explore"),
             is_exploring(event.modes),
-            None if event.share == 1 else event.share,
+            1.0 if event.share is None else event.share,
         )
 
     def answer(self, offset: int, event: FeedbackFact) -> bool:
@@ -231,8 +219,8 @@ class OpenWindows:
                 self._at(key[1] // window, old.first_offset).sessions[key] = plan
             for of, sessions in old.opened.items():
                 self._at(of[1] // window, old.first_offset).opened[of] = sessions
-            for number, answers in old.answers.split(window).items():
-                self._at(number, old.first_offset).answers.add(answers)
+            for record in old.answers:
+                self._at(record[1] // window, old.first_offset).answers.append(*record)
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -245,9 +233,20 @@ class OpenWindows:
 
         With `whole_slates`, a session without a click counts as having passed over its whole slate.
         """
-        window = self._windows.pop(end // self._window - 1)
+        number = end // self._window - 1
+        window = self._windows.pop(number)
+        last = (end - 1 + session_timeout) // self._window
+        later = [other.answers for at, other in self._windows.items() if number < at <= last]
         try:
-            return self._joined(window, end, session_timeout=session_timeout, whole_slates=whole_slates)
+            return closed_window(
+                window.sessions,
+                [window.answers, *later],
+                start=end - self._window,
+                end=end,
+                session_timeout=session_timeout,
+                whole_slates=whole_slates,
+                opened=min(sum(window.opened.values()), MOST),
+            )
         finally:  # also after an error: the window is closed, whatever became of it
             self._names.clear()
             self.skip(end)
@@ -255,20 +254,3 @@ class OpenWindows:
     def skip(self, until: int) -> None:
         """Close the time before `until`, in which there is nothing."""
         self._closed_until = max(self._closed_until, until)
-
-    def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
-        return closed_window(
-            window.sessions,
-            self._answers_of(window, end, session_timeout),
-            start=end - self._window,
-            end=end,
-            session_timeout=session_timeout,
-            whole_slates=whole_slates,
-            opened=min(sum(window.opened.values()), MOST),
-        )
-
-    def _answers_of(self, window: _Window, end: int, session_timeout: int) -> list[AnswerColumns]:
-        """Return the feedback that sessions of a window can use: of its own time, and of the time until they end."""
-        last = (end - 1 + session_timeout) // self._window
-        later = [one.answers for number, one in self._windows.items() if end // self._window <= number <= last]
-        return [window.answers, *later]

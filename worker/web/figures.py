@@ -14,7 +14,7 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.personal import PersonalModel
 from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
-from worker.metrics.history import DELAY_BOUNDS, DURATION_BOUNDS, exploration_share, quantile
+from worker.metrics.history import exploration_share
 from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters
@@ -206,29 +206,29 @@ def lately(snapshot: Snapshot) -> dict[str, Any]:
     for sign, tally in ((1, now.tally), (-1, before)):
         for (mode, _), count in tally.decisions.items():
             modes[mode] += sign * count
-    spent = _difference(now.durations, since.durations if since else None)
-    waited = _difference(now.delays, since.delays if since else None)
+    spent = _quantiles(snapshot, "decision_duration_seconds", ())
+    waited = _quantiles(snapshot, "arrival_to_decision_seconds", ())
     return {
         "span": now.time - since.time if since else None,
         "read": now.tally.arrivals + now.tally.feedback - before.arrivals - before.feedback,
         "dead": now.tally.dead.total() - before.dead.total(),
         "modes": modes,
-        "duration_p50": quantile(DURATION_BOUNDS, spent, 0.5),
-        "duration_p99": quantile(DURATION_BOUNDS, spent, 0.99),
-        "delay_p50": quantile(DELAY_BOUNDS, waited, 0.5),
-        "delay_p99": quantile(DELAY_BOUNDS, waited, 0.99),
-        "stages": _stages(snapshot),
+        **{f"duration_{name}": value for name, value in spent.items()},
+        **{f"delay_{name}": value for name, value in waited.items()},
+        # Empty where nothing is measured, as in the embedded runner.
+        "stages": {
+            labels[0]: _quantiles(snapshot, "stage_seconds", labels)
+            for labels, histogram in now.histograms["stage_seconds"].items()
+            if any(histogram.counts)
+        },
     }
 
 
-def _stages(snapshot: Snapshot) -> dict[str, dict[str, float | None]]:
-    """Return quantiles of the time in each stage; empty where nothing is measured, as in the embedded runner."""
-    before = snapshot.since.stages if snapshot.since else {}
-    return {
-        stage: {f"p{share}": quantile(DURATION_BOUNDS, spent, share / 100) for share in (50, 99)}
-        for stage, counts in snapshot.now.stages.items()
-        if any(spent := _difference(counts, before.get(stage)))
-    }
+def _quantiles(snapshot: Snapshot, name: str, labels: tuple[str, ...]) -> dict[str, float | None]:
+    """Return quantiles of a histogram since the oldest mark; of all that it has if nothing has happened since."""
+    before = snapshot.since.histograms[name][labels] if snapshot.since else None
+    histogram = snapshot.now.histograms[name][labels]
+    return {f"p{percent}": histogram.quantile(percent / 100, before) for percent in (50, 99)}
 
 
 def positions(snapshot: Snapshot) -> list[dict[str, Any]]:
@@ -245,12 +245,6 @@ def positions(snapshot: Snapshot) -> list[dict[str, Any]]:
         rows.append({"position": position, "sessions": max(sessions, clicks[position]), "clicks": clicks[position]})
         sessions -= clicks[position]
     return rows
-
-
-def _difference(counts: Sequence[int], before: Sequence[int] | None) -> Sequence[int]:
-    """Return the counts since `before`; all of them if nothing has happened since."""
-    since = [now - then for now, then in zip(counts, before or counts, strict=True)]
-    return since if any(since) else counts
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -94,7 +94,7 @@ class HostileFleet(Fleet):
         name = f"worker-{len(self.workers) + 1}"
         clock = {"ADCASCADE_TEST_CLOCK": str(self.clocks.add(name)), "ADCASCADE_TOKEN_SECRET": SECRET}
         log = self.folder / f"{name}.log"
-        worker = Running(log, "worker", "worker", *self.arguments, *arguments, **clock, **environment)
+        worker = Running(log, "worker", *self.arguments, *arguments, **clock, **environment)
         self.workers.append(worker)
         self.names_of[worker] = name
         if self.broker_up_since is None:

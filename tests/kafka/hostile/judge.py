@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from tests.kafka.fleet import ROOT
 from tests.kafka.hostile.driver import ADS
 from tests.kafka.hostile.fleet import LATENESS, SESSION_TIMEOUT
 from tests.kafka.hostile.ledger import Ledger, Sent
 from tests.kafka.hostile.oracle import Journal, Raw, Window, closed_windows, is_uncertain
-from tests.kafka.world import ROOT
 
 MOST_LINES: Final = 8
 #: Fields of a version that tell its position; all others are its content.

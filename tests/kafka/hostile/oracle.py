@@ -43,7 +43,7 @@ def read_topics(address: str, prefix: str) -> dict[str, list[Raw]]:
     """Return all records of all topics, by name without prefix, in the order of each partition."""
     found: dict[str, list[Raw]] = {name: [] for name in TOPICS}
     consumer = Consumer({"bootstrap.servers": address, "group.id": "oracle", "enable.partition.eof": True})
-    known = consumer.list_topics(timeout=30).topics
+    known = consumer.list_topics(timeout=120).topics
     left = {(name, p) for name in (f"{prefix}.{one}" for one in TOPICS) for p in known[name].partitions}
     consumer.assign([TopicPartition(*place, 0) for place in left])
     while left:

@@ -28,12 +28,12 @@ from tests.kafka.hostile.ledger import Ledger, Timeline, now_ms
 from tests.kafka.hostile.oracle import read_topics
 from tests.kafka.hostile.plan import Plan, plan_of
 from tests.kafka.hostile.watch import Watch
-from tests.kafka.world import eventually
+from tests.programs import eventually
 
 pytestmark = pytest.mark.slow
 
 #: Seconds within which everything is served and learned after the last act.
-RECOVERY = 180.0
+RECOVERY = 300.0
 
 
 def attack(plan: Plan, hostilities: Hostilities) -> None:

@@ -8,15 +8,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
-from tests.kafka.fleet import Running
+from tests.kafka.fleet import Running, page
 from tests.kafka.hostile.driver import Driver
 from tests.kafka.hostile.fleet import HostileFleet
 
 #: Seconds without an answer, or without a version, after which somebody must be told.
-LONGEST: Final = 30.0
+LONGEST: Final = 60.0
 #: The kinds of trouble that say why nothing is served or learned; a worker that is not ready says so, too.
 WHY: Final[dict[str, frozenset[str]]] = {
     "serving": frozenset({"watermark-stalled"}),
@@ -45,24 +43,13 @@ class Report:
         return f"{self.worker}: {self.text.strip().splitlines()[0]!r}, troubles {', '.join(self.troubles) or 'none'}"
 
 
-def page(url: str) -> tuple[int, str]:
-    try:
-        with urlopen(url, timeout=3) as answer:
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError as error:
-        return 0, f"no answer: {error}"
-
-
 def ask(name: str, worker: Running) -> Report:
     """Ask a worker; one that does not answer is down for every monitoring system."""
     url = worker.url
     if not url:
         return Report(name, False, "it starts", ())
-    status, text = page(url + "/readyz")
-    metrics = page(url + "/metrics")[1]
+    status, text = page(url + "/readyz", timeout=3)
+    metrics = page(url + "/metrics", timeout=3)[1]
     return Report(name, status == 200, text, tuple(_TROUBLE.findall(metrics)), tuple(_IMBALANCE.findall(metrics)))
 
 

@@ -38,7 +38,7 @@ SECURITY = grouped(
         hidden=is_secret,
         metavar="NAME=VALUE",
     ),
-    Option("tls", "TLS; implied by the other --tls options", flag=True, default=False),
+    Option("tls", "TLS connection; implied by the other --tls options", flag=True, default=False),
     Option("tls-ca", "trusted certificates, PEM (default: those of the system)", metavar="FILE"),
     Option("tls-cert", "client certificate, PEM", metavar="FILE"),
     Option("tls-key", "key of the client certificate, PEM, without a passphrase", metavar="FILE"),
@@ -48,7 +48,7 @@ SECURITY = grouped(
     Option("sasl-password-file", "file with the SASL password", metavar="FILE"),
     Option(
         "allow-plaintext-credentials",
-        "user name and password without TLS, for a network that is otherwise private",
+        "permission to send credentials without TLS, for a private network",
         flag=True,
         default=False,
     ),

@@ -1,4 +1,4 @@
-"""Ads as people write them: the file of --catalog and of `arms sync`, and `--feature name=value` of `arms add`.
+"""Catalogues of ads: the file of --catalog and of `arms sync`, and `--feature NAME=VALUE` of `arms add`.
 
 Rules that hold in this file:
 
@@ -15,7 +15,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -39,7 +39,6 @@ CATALOG = Option(
 
 _LONGEST_ID = Limits().max_arm_id
 _DECIMAL_COMMA: Final = re.compile(r"\d+,\d+")
-_POINT: Final = "; write a decimal point, not a comma"
 
 #: An entry of a file, with its place for error messages.
 Placed = tuple[str, Any]
@@ -60,11 +59,12 @@ def read_arms(
     try:
         text = content.decode("utf-8-sig")
         suffix = Path(path).suffix.lower()
-        rows = list(_READERS.get(suffix, _json)(text))
+        as_text = suffix in (".csv", ".tsv")
+        rows = list(_csv(text) if as_text else _rows(tomllib.loads(text) if suffix == ".toml" else orjson.loads(text)))
         for where, row in rows:
             _check_row(row, where, declared)
-        others = [(where, other_fields(row, FIELDS)) for where, row in rows]
-        features = typed_features(others, declared, as_text=suffix in (".csv", ".tsv"))
+        others = [(where, _other_fields(row)) for where, row in rows]
+        features = _features(others, declared, as_text=as_text)
         arms = tuple(_arm(row, where, given) for (where, row), given in zip(rows, features, strict=True))
     except (UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
         raise InputError(f"{name} {path}: cannot be read: {error}") from None
@@ -78,19 +78,11 @@ def read_arms(
     return arms
 
 
-def _json(text: str) -> Iterable[Placed]:
-    return _rows(orjson.loads(text))
-
-
-def _toml(text: str) -> Iterable[Placed]:
-    return _rows(tomllib.loads(text))
-
-
 def _csv(text: str) -> Iterable[Placed]:
     if not text.strip():
         raise InputError("the file is empty")
     header = text.partition("\n")[0]
-    separator = max(SEPARATORS, key=header.count)
+    separator = max(",;\t", key=header.count)
     rows = csv.DictReader(io.StringIO(text), strict=True, delimiter=separator, skipinitialspace=True)
     rows.fieldnames = [column.strip() for column in rows.fieldnames or ()]
     if not {"arm", "reward"} <= set(rows.fieldnames):
@@ -106,10 +98,6 @@ def _csv(text: str) -> Iterable[Placed]:
         yield where, {column: cell for column, cell in row.items() if cell is not None}
 
 
-SEPARATORS: Final = (",", ";", "\t")
-_READERS = {".json": _json, ".toml": _toml, ".csv": _csv, ".tsv": _csv}
-
-
 def _rows(content: Any) -> Iterable[Placed]:
     if isinstance(content, Mapping) and "arms" in content:
         content = content["arms"]
@@ -120,7 +108,7 @@ def _rows(content: Any) -> Iterable[Placed]:
     return [(f"entry {number}", row) for number, row in enumerate(content, start=1)]
 
 
-#: Fields of an arm, with other names that people give them.
+#: Fields of an arm, with other names that are common for them.
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "arm": ("id", "ad", "ad_id", "arm_id", "name", "sku", "item", "product"),
     "reward": ("price", "revenue", "value", "amount", "cpc", "bid", "payout"),
@@ -155,126 +143,97 @@ def _check_row(row: Any, where: str, declared: Sequence[Feature] | None) -> None
     _check_names([name for name in row if name not in known], where)
 
 
-def _arm(row: Any, where: str, features: Mapping[str, Value]) -> Arm:
-    active = row.get("active", True)
-    reward = _number(row["reward"], where)
+def _arm(row: Mapping[str, Any], where: str, features: Mapping[str, Value]) -> Arm:
+    reward, active = row["reward"], row.get("active", True)
+    if isinstance(reward, str):
+        reward = _read_number(reward, f"{where}, reward")
     try:
         active = boolean(active) if isinstance(active, str) else active
         arm = Arm(arm=row["arm"], reward=reward, active=active, features=tuple(features.items()))
+        check_id(arm.arm)
     except ValueError as error:
         raise InputError(f"{where}, active: {error}") from None
     except InputError as error:
         raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-    if len(arm.arm) > _LONGEST_ID or not arm.arm.isprintable():
-        raise InputError(f"{where}, arm: an arm id has at most {_LONGEST_ID} printable characters")
     return arm
 
 
-def _number(value: Any, where: str) -> Any:
-    if not isinstance(value, str):
-        return value
+def check_id(arm: str) -> None:
+    """Raise `InputError` for an arm id that is refused in feedback."""
+    if not 0 < len(arm) <= _LONGEST_ID or not arm.isprintable():
+        raise InputError(f"an arm id has 1 to {_LONGEST_ID} printable characters")
+
+
+def _read_number(text: str, where: str) -> float:
     try:
-        return float(value)
+        return float(text)
     except ValueError:
-        hint = _POINT if _DECIMAL_COMMA.fullmatch(value.strip()) else ""
-        what = f"{value!r} is not a number" if value.strip() else "the cell is empty"
-        raise InputError(f"{where}, reward: {what}{hint}") from None
+        hint = "; write a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(text.strip()) else ""
+        reason = f"{text!r} is not a number{hint}" if text.strip() else "the cell is empty"
+        raise InputError(f"{where}: {reason}") from None
 
 
 # ── features of ads ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def pair(text: str) -> tuple[str, str]:
-    """Read a feature of `arms add`.
-
-    >>> pair("brand=north face")
-    ('brand', 'north face')
-    """
-    name, sign, value = text.partition("=")
-    if not sign or not name.strip():
-        raise ValueError(f"must be name=value, not {text!r}")
-    return name.strip(), value
 
 
 def features_of_pairs(
     pairs: Sequence[tuple[str, str]], declared: Sequence[Feature] | None, where: str
 ) -> dict[str, Value]:
     """Return the features of one ad, from pairs of name and text; any features if `declared` is None."""
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(name for name, _ in pairs).items():
+        if times > 1:
             raise InputError(f"--feature {name}: the feature is given twice")
-    (features,) = typed_features([(where, dict(pairs))], declared, as_text=True)
+    (features,) = _features([(where, dict(pairs))], declared, as_text=True)
     return features
 
 
-def typed_features(
-    rows: Sequence[Placed], declared: Sequence[Feature] | None, *, as_text: bool
-) -> list[dict[str, Value]]:
+def _features(rows: Sequence[Placed], declared: Sequence[Feature] | None, *, as_text: bool) -> list[dict[str, Value]]:
     """Return the features of every row as numbers and texts; raise `InputError` if they do not fit.
 
     With `as_text`, as in CSV, all values are texts, and some of them mean numbers. `declared` is None if the rows may
     have any features, as long as all have the same.
     """
+    if declared is None:
+        names = {name for _, row in rows for name in row}
+        numbers = {name for name in names if all(_means_number(row.get(name, ""), as_text) for _, row in rows)}
+    else:
+        numbers = {feature.name for feature in declared if feature.kind == "number"}
+    typed: list[tuple[str, dict[str, Value]]] = []
     for where, row in rows:
-        for name, value in row.items():
-            if isinstance(value, bool) or not isinstance(value, int | float | str):
-                raise InputError(f"{where}, {name}: a feature must be a number or a text")
-            if isinstance(value, str) and not value.strip():
-                raise InputError(f"{where}, {name}: the cell is empty, and every ad needs a value")
-            if not isinstance(value, str) and not math.isfinite(value):
-                raise InputError(f"{where}, {name}: must be a finite number, not {value}")
-    numbers = _number_columns(rows, declared, as_text)
-    typed = [
-        (where, {name: _typed(where, name, value, numbers, declared, as_text) for name, value in row.items()})
-        for where, row in rows
-    ]
+        features = {name: _feature(row[name], f"{where}, {name}", as_text and name in numbers) for name in row}
+        if declared is not None:
+            check_ad(declared, features, where)
+        else:
+            # In a column of texts and numbers that nobody declared, numbers are texts as well.
+            mixed = {name: value for name, value in features.items() if name not in numbers}
+            features |= {name: f"{value:.15g}" for name, value in mixed.items() if not isinstance(value, str)}
+        typed.append((where, features))
     if declared is None:
         infer(typed)  # raises if rows differ
-    else:
-        for where, row in typed:
-            check_ad(declared, row, where)
-    return [row for _, row in typed]
+    return [features for _, features in typed]
 
 
-def _number_columns(rows: Sequence[Placed], declared: Sequence[Feature] | None, as_text: bool) -> set[str]:
-    if declared is not None:
-        return {feature.name for feature in declared if feature.kind == "number"}
-    names = {name for _, row in rows for name in row}
-    numbers = {name for name in names if all(_is_number(row.get(name, ""), as_text) for _, row in rows)}
-    for where, row in rows if as_text else ():
-        for name in numbers & set(row):
-            if not math.isfinite(float(row[name])):
-                raise InputError(f"{where}, {name}: must be a finite number, not {row[name]!r}, as in the other rows")
-    return numbers
-
-
-def _is_number(value: Value, as_text: bool) -> bool:
-    """Whether a value means a number; nan and inf do, and are refused where numbers are expected."""
-    if not isinstance(value, str):
-        return True
+def _means_number(value: Any, as_text: bool) -> bool:
+    """Return whether a value means a number; nan and inf do, and are refused where numbers are expected."""
     try:
-        return as_text and float(value) is not None
+        return not isinstance(value, str) or (as_text and isinstance(float(value), float))
     except ValueError:
         return False
 
 
-def _typed(
-    where: str, name: str, value: Value, numbers: Collection[str], declared: Sequence[Feature] | None, as_text: bool
-) -> Value:
-    if name not in numbers:
-        # In a column of texts and numbers that nobody declared, numbers are texts as well.
-        return f"{value:.15g}" if declared is None and not isinstance(value, str) else value
-    if isinstance(value, str) and as_text:
-        if not _is_number(value, as_text) or not math.isfinite(float(value)):
-            hint = _POINT if _DECIMAL_COMMA.fullmatch(value.strip()) else ""
-            raise InputError(f"{where}, {name}: a number is declared, not the text {value!r}{hint}")
-        return float(value)
-    return value
+def _feature(value: Any, where: str, is_number: bool) -> Value:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise InputError(f"{where}: a feature must be a number or a text")
+    if isinstance(value, str) and not value.strip():
+        raise InputError(f"{where}: the cell is empty, and every ad needs a value")
+    checked = _read_number(value, where) if is_number and isinstance(value, str) else value
+    if not isinstance(checked, str) and not math.isfinite(checked):
+        raise InputError(f"{where}: must be a finite number, not {value}")
+    return checked
 
 
-def other_fields(row: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
-    """Return the other fields of an entry; a table `features` stands for what it contains."""
+def _other_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an entry that are features; a table `features` stands for what it contains."""
     inner = row.get("features", {})
     nested = dict(inner) if isinstance(inner, Mapping) else {"features": inner}
-    return {name: value for name, value in row.items() if name not in fields and name != "features"} | nested
+    return {name: value for name, value in row.items() if name not in FIELDS and name != "features"} | nested

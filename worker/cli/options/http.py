@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from worker.cli.options.parser import Option, count, grouped
 from worker.cli.options.times import time_option
-from worker.errors import InputError
-from worker.http.keys import ApiKeys, read_keys
+from worker.http.settings import ApiKeys, HttpSettings, read_keys
 
-if TYPE_CHECKING:
-    from worker.http.api import ApiSettings
+_DEFAULT = HttpSettings()
+
+
+def _seconds(name: str, text: str) -> Option:
+    return time_option(name, text, round(1000 * getattr(_DEFAULT, name.replace("-", "_"))), least=1)
+
 
 HTTP = grouped(
     "HTTP",
-    Option("host", "address to listen on", default="127.0.0.1"),
-    count("port", "port to listen on; 0: a free one", 8080, least=0, most=65535),
-    time_option("deadline", "longest time to an answer; then fallback ads are answered", 50),
+    Option("host", "address to listen on", default=_DEFAULT.host),
+    count("port", "port to listen on; 0: a free one", _DEFAULT.port, least=0, most=65535),
+    _seconds("deadline", "longest time to an answer; then fallback ads are answered"),
     Option(
         "api-keys",
         "file with a name and a key on each line; requests need one of the keys (default: none)",
@@ -31,31 +33,32 @@ HTTP = grouped(
         metavar="NAME",
     ),
     count("max-sessions-per-key", "most sessions that a key may open in a minute (default: no limit)"),
-    count("max-body-bytes", "largest body of a request, in bytes; a batch may have 16 times as many", 65_536),
-    count("max-connections", "most connections; one more closes the one without an answer for longest", 10_000),
-    time_option("request-timeout", "longest time for a request to come in", 10_000),
-    time_option("idle-timeout", "time after which a connection without requests is closed", 300_000),
+    count(
+        "max-body-bytes",
+        "largest body of a request, in bytes; a batch may have 16 times as many",
+        _DEFAULT.max_body_bytes,
+    ),
+    count(
+        "max-connections",
+        "most connections; one more closes the one without an answer for longest",
+        _DEFAULT.max_connections,
+    ),
+    _seconds("request-timeout", "longest time for a request to come in"),
+    _seconds("idle-timeout", "time after which a connection without requests is closed"),
 )
 
 
-def api_settings(options: argparse.Namespace) -> ApiSettings:
+def http_settings(options: argparse.Namespace) -> HttpSettings:
     """Return the settings of the options; read the keys."""
-    for name in ("deadline", "request_timeout", "idle_timeout"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1ms")
-    # aiohttp takes a while to import; --help and wrong options need not wait for it.
-    from worker.http.api import ApiSettings
-    from worker.http.connections import ConnectionLimits
-
-    return ApiSettings(
+    return HttpSettings(
+        host=options.host,
+        port=options.port,
         deadline=options.deadline / 1000,
         keys=None if options.api_keys is None else ApiKeys(read_keys(options.api_keys)),
         max_sessions_per_key=options.max_sessions_per_key,
         allowed_hosts=options.allow_host,
-        connections=ConnectionLimits(
-            max_connections=options.max_connections,
-            max_body_bytes=options.max_body_bytes,
-            request_timeout=options.request_timeout / 1000,
-            idle_timeout=options.idle_timeout / 1000,
-        ),
+        max_connections=options.max_connections,
+        max_body_bytes=options.max_body_bytes,
+        request_timeout=options.request_timeout / 1000,
+        idle_timeout=options.idle_timeout / 1000,
     )

@@ -6,7 +6,7 @@ Every field of `LearningSettings` is an option, and has its default there.
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from worker.bandit import MODELS
@@ -14,7 +14,7 @@ from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
-from worker.cli.options.times import Duration, time_option
+from worker.cli.options.times import time_option
 from worker.errors import InputError
 from worker.simulation.environments import ENVIRONMENTS
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
@@ -36,75 +36,73 @@ def beta(text: str) -> float | str:
         raise ValueError(f"{error} (or theory)") from None
 
 
-_DEFAULTS: dict[str, Any] = {f.name.replace("_", "-"): f.default for f in fields(LearningSettings)}
+_DEFAULTS = {f.name: f.default for f in fields(LearningSettings) if f.default is not MISSING}
 _LIMITS = Limits()
 _SHARE = number(least=0, most=1)
 
 
-def _option(name: str, help: str, **more: Any) -> Option:
-    return Option(name, help, default=_DEFAULTS[name], **more)
-
-
-def _time(name: str, help: str) -> Option:
-    return time_option(name, help, _DEFAULTS[name])
-
-
-def _count(name: str, help: str, *, least: int) -> Option:
-    return count(name, help, _DEFAULTS[name], least=least)
-
-
-LEARNING = grouped(
+_LEARNING = grouped(
     "serving and learning",
     count("dim", "number d of context features (default: that of [features.context] or the published parameters)"),
-    _count("horizon", "most displays H in a session", least=1),
-    _option("repeats", "repeated displays of an arm within a session", flag=True),
-    _option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
-    _option("intercept", "base rate shared by all ads; without it additive is the model of the paper", flag=True),
-    _option("answers", "rates at which displays are answered: learned, or all taken as answered", choices=ANSWERS),
-    _option("policy", "policy that chooses the slates", choices=POLICIES),
-    _option("epsilon", "share of random choices of epsilon-greedy", parse=_SHARE),
-    _option("bonus", "exploration bonus added to Q", choices=BONUSES),
-    _option("beta", "strength of exploration: a number of standard deviations, or theory", parse=beta),
-    _option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
-    _option(
+    count("horizon", "maximum number H of displays in a session"),
+    Option("repeats", "repeated displays of an arm within a session", flag=True),
+    Option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
+    Option("intercept", "base rate shared by all ads; without it, additive is the model of the paper", flag=True),
+    Option("answers", "answer rates: learned, or all displays counted as answered", choices=ANSWERS),
+    Option("policy", "policy that chooses the slates", choices=POLICIES),
+    Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
+    Option("bonus", "exploration bonus added to Q", choices=BONUSES),
+    Option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
+    Option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
+    Option(
         "ridge",
-        "precision of the prior, per context feature in units of their number d (without an intercept: λ of λI)",
+        "precision of the prior per context feature, in multiples of d (without an intercept: λ of λI)",
         parse=number(above=0),
     ),
-    _option("forgetting", "factor γ per fold, for users who drift; 1 forgets nothing", parse=number(above=0, most=1)),
-    _count("warmup", "number of first folds during which slates are random", least=0),
-    _count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
-    _option("random-share", "share of sessions with random slates, for `adcascade evaluate`", parse=_SHARE),
-    _option("salt", "salt of the hashes behind random choices", metavar="TEXT"),
-    _time("session-timeout", "time after its arrival during which feedback of a session counts"),
-    _time("lateness", "largest delay of a record"),
-    _time("window", "length of an episode"),
-    _option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
-    _count("learn-at-most", "sessions per window that are learned from, beyond it a sample; 0: all", least=0),
-    _option("standardise", "whether numbers of contexts are brought to one scale by the first sessions", flag=True),
-    _option(
+    Option(
+        "forgetting",
+        "factor γ per fold, for users who drift; 1: no forgetting",
+        parse=number(above=0, most=1),
+    ),
+    count("warmup", "number of initial folds with random slates", least=0),
+    count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
+    Option("random-share", "share of sessions with random slates, for `adcascade evaluate`", parse=_SHARE),
+    Option("salt", "salt of the hashes behind random choices", metavar="TEXT"),
+    time_option("session-timeout", "time after the arrival during which feedback counts"),
+    time_option("lateness", "maximum delay of a record"),
+    time_option("window", "length of an episode"),
+    Option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
+    count(
+        "learn-at-most",
+        "sessions per window to learn from, a sample if there are more; 0: all",
+        least=0,
+    ),
+    Option("standardise", "standardisation of numbers in contexts, by the first sessions", flag=True),
+    Option(
         "features",
         "declared features of contexts and of ads, in the tables [features.context] and [features.ads]",
         parse=Features.of_table,
         table=True,
     ),
 )
+LEARNING = tuple(replace(option, default=_DEFAULTS.get(option.attribute)) for option in _LEARNING)
 
 LIMITS = grouped(
     "limits on input records",
-    count("max-record-bytes", "largest record, in bytes", _LIMITS.max_record_bytes),
+    count("max-record-bytes", "maximum size of a record, in bytes", _LIMITS.max_record_bytes),
     Option(
-        "max-norm", "largest norm of the vector of context and arm", parse=number(least=1), default=_LIMITS.max_norm
+        "max-norm", "maximum norm of the vector of context and arm", parse=number(least=1), default=_LIMITS.max_norm
     ),
-    count("max-exclude", "most excluded arms of an arrival", _LIMITS.max_exclude, least=0),
+    count("max-exclude", "maximum number of excluded arms in an arrival", _LIMITS.max_exclude, least=0),
     time_option(
         "max-ahead",
-        "largest lead of an event time over the timestamp of its record and over the clock",
+        "maximum lead of an event time over its record's timestamp and over the clock",
         _LIMITS.max_ahead_ms,
+        most=MAX_FACT_LEAD,  # the learner refuses events that are further ahead
     ),
     time_option(
         "max-behind",
-        "largest lag of an event time behind the timestamp of its record, besides session timeout and lateness",
+        "maximum lag of an event time behind its record's timestamp, beyond session timeout and lateness",
         _LIMITS.max_behind_ms,
     ),
 )
@@ -114,7 +112,7 @@ def setting(name: str, **changes: Any) -> Option:
     """Return the option of one setting, changed for another command.
 
     >>> setting("horizon", default=3).help
-    'most displays H in a session'
+    'maximum number H of displays in a session'
     """
     return replace(next(option for option in LEARNING if option.name == name), group="options", **changes)
 
@@ -135,7 +133,7 @@ def world(defaults: Any) -> tuple[Option, ...]:
         count("arms", "number K of arms", defaults.arms),
         Option(
             "stay",
-            "probability that a display is answered, times the rate of its arm",
+            "probability that a display is answered, multiplied by the answer rate of its arm",
             parse=number(above=0, most=1),
             default=defaults.stay,
         ),
@@ -167,21 +165,17 @@ def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
 
 def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
     """Return the settings of the options, for contexts of `dim` numbers."""
-    values = {f.name: getattr(options, f.name) for f in fields(LearningSettings) if f.name != "dim"}
-    plain: dict[str, Any] = {
-        name: int(value) if isinstance(value, Duration) else value for name, value in values.items()
-    }
-    return LearningSettings(dim=dim, **plain)
+    return LearningSettings(
+        dim=dim, **{f.name: getattr(options, f.name) for f in fields(LearningSettings) if f.name != "dim"}
+    )
 
 
 def limits(options: argparse.Namespace) -> Limits:
     """Return the limits of the options."""
-    if options.max_ahead > MAX_FACT_LEAD:
-        raise InputError("--max-ahead may be at most 1d: the learner refuses events that are further ahead")
     return Limits(
         max_record_bytes=options.max_record_bytes,
         max_norm=options.max_norm,
         max_exclude=options.max_exclude,
-        max_ahead_ms=int(options.max_ahead),
-        max_behind_ms=int(options.max_behind),
+        max_ahead_ms=options.max_ahead,
+        max_behind_ms=options.max_behind,
     )

@@ -9,7 +9,7 @@ Rules that hold in this file:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -54,52 +54,45 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def check_variables(environ: Mapping[str, str], known: Iterable[str]) -> None:
-    """Raise `InputError` for a variable with our prefix that no command has."""
-    names = {*known, *OTHER_VARIABLES}
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in names and not of_kubernetes(name, environ[name]):
-            raise InputError(f"unknown variable {name}{did_you_mean(name, sorted(names - OTHER_VARIABLES))}")
+def check_variables(variables: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `InputError` for a variable that no command has."""
+    names = {*known}
+    for name in sorted({*variables} - names - OTHER_VARIABLES):
+        raise InputError(f"unknown variable {name}{did_you_mean(name, sorted(names))}")
 
 
-def of_kubernetes(name: str, value: str) -> bool:
-    """Return whether a variable is one that Kubernetes adds for a service.
+def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with our prefix, without those that Kubernetes adds for a service.
 
-    >>> of_kubernetes("ADCASCADE_PORT", "tcp://10.0.0.1:80"), of_kubernetes("ADCASCADE_PORT", "8080")
-    (True, False)
+    >>> own_variables({"ADCASCADE_PORT": "tcp://10.0.0.1:80", "ADCASCADE_WEB_PORT": "8080", "HOME": "/"})
+    {'ADCASCADE_WEB_PORT': '8080'}
     """
-    return bool(_SERVICE.fullmatch(name) or (name.endswith("_PORT") and _ADDRESS.match(value)))
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(PREFIX)
+        and not _SERVICE.fullmatch(name)
+        and not (name.endswith("_PORT") and _ADDRESS.match(value))
+    }
 
 
-def check_file(content: Mapping[str, Any], commands: Mapping[str, Mapping[str, Iterable[str]]]) -> None:
+def check_file(content: Mapping[str, Any], known: Mapping[str, Collection[str]], table: str = "") -> None:
     """Raise `InputError` for a table or a name of a settings file that no command has.
 
-    `commands` has the options of every action of every command; a command without actions has them under its own name.
+    `known` has the names that each table may have; the top of the file is the table "". A table that may have any names
+    has none there.
+
+    >>> check_file({"arms": {"add": {"reword": 1}}}, {"arms": ("json",), "arms.add": ("reward",)})
+    Traceback (most recent call last):
+    worker.errors.InputError: [arms.add] has no option 'reword'; did you mean reward?
     """
-    for place, name, known in _unknown(content, commands):
-        raise InputError(f"{place}{name!r}{did_you_mean(name, sorted(known))}")
-
-
-def _unknown(
-    content: Mapping[str, Any], commands: Mapping[str, Mapping[str, Iterable[str]]]
-) -> Iterator[tuple[str, str, set[str]]]:
-    every = {option for actions in commands.values() for options in actions.values() for option in options}
     for name, value in content.items():
-        if not isinstance(value, Mapping):
-            if name not in every:
-                yield "no command has an option ", name, every
-        elif name not in commands:
-            yield "there is no command for the table ", name, set(commands)
-        else:
-            own = {option for options in commands[name].values() for option in options}
-            for inner, entry in value.items():
-                if not isinstance(entry, Mapping):
-                    if inner not in own:
-                        yield f"[{name}] has no option ", inner, own
-                elif inner not in commands[name]:
-                    yield f"[{name}] has no action for the table ", inner, set(commands[name])
-                else:
-                    options = set(commands[name][inner])
-                    yield from (
-                        (f"[{name}.{inner}] has no option ", one, options) for one in entry if one not in options
-                    )
+        inner = f"{table}.{name}".lstrip(".")
+        if isinstance(value, Mapping):
+            if inner not in known:
+                raise InputError(f"unknown table [{inner}]{did_you_mean(inner, sorted(known))}")
+            if known[inner]:
+                check_file(value, known, inner)
+        elif name not in known[table]:
+            where = f"[{table}] has no option" if table else "no command has an option"
+            raise InputError(f"{where} {name!r}{did_you_mean(name, sorted(known[table]))}")

@@ -9,6 +9,7 @@ and that over the default. Unknown flags, variables, tables and names are errors
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import tomllib
@@ -16,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
-from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, of_kubernetes
+from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, own_variables
 from worker.console import read_file
 from worker.errors import InputError
 
@@ -34,7 +35,7 @@ class Option:
     `parse` takes the table. With `pairs`, the value is a dictionary of texts: the flag is repeated (``--kafka a.b=1``),
     the variable separates pairs with commas, the TOML file has a table (``[kafka]``), and a name that is in several
     places is taken from the first of them. A name for which `hidden` is true has a secret value, and is refused as a
-    flag. `group` is the heading in the help.
+    flag. `group` is the heading in the help, and `show` writes the default as it is typed.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Option:
     pairs: bool = False
     hidden: Callable[[str], bool] = lambda name: False
     group: str = "options"
+    show: Callable[[Any], str] = str
 
     @property
     def attribute(self) -> str:
@@ -63,6 +65,16 @@ class Option:
     def variable(self) -> str:
         """The name of the environment variable."""
         return PREFIX + self.attribute.upper()
+
+    def default_texts(self) -> list[str]:
+        """Return the default as it is typed, the parts of a repeatable one separately; empty if there is none."""
+        if self.default in (None, ()):
+            return []
+        if self.flag:
+            return ["on" if self.default else "off"]
+        if isinstance(self.default, tuple):
+            return [*map(str, self.default)] if self.repeatable else [",".join(map(str, self.default))]
+        return [self.show(self.default)]
 
 
 JSON = Option("json", "file for the result as JSON, or - for standard output", metavar="FILE")
@@ -93,15 +105,6 @@ class CommandSpec:
 # ── parsing values ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def integer(*, least: int | None = None, most: int | None = None) -> Parser:
-    """Return a parser of whole numbers within bounds.
-
-    >>> integer(least=1)("5")
-    5
-    """
-    return _bounded(int, "a whole number", least, most)
-
-
 def count(name: str, help: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> Option:
     """Return an option for a whole number within bounds."""
     return Option(name, help, parse=integer(least=least, most=most), default=default, metavar="N")
@@ -112,35 +115,48 @@ def port(name: str, help: str) -> Option:
     return count(name, help, 0, least=0, most=65535)
 
 
+def integer(*, least: int | None = None, most: int | None = None) -> Parser:
+    """Return a parser of whole numbers within bounds.
+
+    >>> integer(least=1)("5")
+    5
+    """
+    return bounded(int, "a whole number", least=least, most=most)
+
+
 def number(*, least: float | None = None, most: float | None = None, above: float | None = None) -> Parser:
     """Return a parser of finite numbers within bounds; `above` excludes the bound itself.
 
     >>> number(above=0)("0.5")
     0.5
     """
-    parse = _bounded(float, "a number", least, most)
-
-    def bounded(text: str) -> float:
-        value = float(parse(text))
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError(f"must be finite, not {text}")
-        if above is not None and value <= above:
-            raise ValueError(f"must be above {above}, not {text}")
-        return value
-
-    return bounded
+    return bounded(float, "a number", least=least, most=most, above=above)
 
 
-def _bounded(kind: Callable[[str], Any], noun: str, least: float | None, most: float | None) -> Parser:
-    def parse(text: str) -> Any:
+def bounded(
+    read: Callable[[str], float],
+    noun: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    show: Callable[[Any], str] = str,
+) -> Parser:
+    """Return a parser that refuses values beyond its bounds; `show` writes a bound as it is typed."""
+
+    def parse(text: str) -> float:
         try:
-            value = kind(text)
+            value = read(text)
         except ValueError:
             raise ValueError(f"must be {noun}, not {text!r}") from None
+        if not math.isfinite(value):
+            raise ValueError(f"must be finite, not {text}")
         if least is not None and value < least:
-            raise ValueError(f"must be at least {least}, not {text}")
+            raise ValueError(f"must be at least {show(least)}, not {text}")
         if most is not None and value > most:
-            raise ValueError(f"must be at most {most}, not {text}")
+            raise ValueError(f"must be at most {show(most)}, not {text}")
+        if above is not None and value <= above:
+            raise ValueError(f"must be above {show(above)}, not {text}")
         return value
 
     return parse
@@ -158,6 +174,18 @@ def boolean(text: str) -> bool:
     if word in ("0", "false", "no", "off"):
         return False
     raise ValueError(f"must be true or false, not {text!r}")
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Read a name with its value; the error does not show the text, which may have a secret.
+
+    >>> pair("brand=north face")
+    ('brand', 'north face')
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name.strip():
+        raise ValueError("must be NAME=VALUE")
+    return name.strip(), value
 
 
 # ── the parser of a command line ─────────────────────────────────────────────────────────────────────────────────────
@@ -192,9 +220,6 @@ def _flags(option: Option) -> list[str]:
     if option.positional or option.secret or option.table:
         return []
     return [f"--{option.name}", *([f"--no-{option.name}"] if option.flag else [])]
-
-
-_UNSET: Any = object()
 
 
 def build_parser(command: CommandSpec, prog: str) -> ArgumentParser:
@@ -244,24 +269,24 @@ def _add(group: Any, option: Option) -> None:
     text = option.help.replace("%", "%%")
     if option.positional:
         nargs = "?" if option.optional else None
-        group.add_argument(option.attribute, help=text, metavar=_metavar(option), nargs=nargs, default=_UNSET)
+        group.add_argument(option.attribute, help=text, metavar=_metavar(option), nargs=nargs)
         return
-    if option.default not in (None, ()) and option.default is not False:
-        shown = option.default if isinstance(option.default, tuple) else ["on" if option.flag else option.default]
-        between = ", " if option.repeatable else ","  # as it is typed
-        text += f" (default: {between.join(map(str, shown))})"
+    if option.default is not False and (shown := option.default_texts()):
+        text += f" (default: {', '.join(shown)})"
     several = option.repeatable or option.pairs
     how: dict[str, Any] = {"action": "append" if several else "store", "metavar": _metavar(option)}
     if option.flag:
         how = {"action": argparse.BooleanOptionalAction}
-    default = None if several else _UNSET
-    group.add_argument(f"--{option.name}", dest=option.attribute, help=text, default=default, **how)
+    group.add_argument(f"--{option.name}", dest=option.attribute, help=text, default=None, **how)
 
 
 def _metavar(option: Option) -> str:
     if option.positional:
         return option.metavar or option.name.upper()
     return option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "VALUE")
+
+
+# ── flags, variables, file and defaults ──────────────────────────────────────────────────────────────────────────────
 
 
 def resolve(
@@ -273,53 +298,78 @@ def resolve(
 
     `load_all` returns all commands, which share the variables and the file; without it unknown names pass.
     """
-    environ = os.environ if environ is None else environ
-    command: CommandSpec = parsed._command
-    own = {*_variables(command), CONFIG.variable}
-    if load_all is not None and any(name.startswith(PREFIX) and name not in own for name in environ):
-        leaves = [leaf for each in load_all() for leaf in _leaves(each)]
-        check_variables(
-            environ, own.union(*({option.variable for option in leaf.options if not option.table} for leaf in leaves))
-        )
-    file = _config(parsed, environ, load_all)
-    values = {}
-    for option in command.options:
-        if option.table:
-            values[option.attribute] = _parse_table(option, file)
-            continue
-        if option.pairs:
-            flags = getattr(parsed, option.attribute) or ()
-            variable = environ.get(option.variable, "")
-            values[option.attribute] = _parse_pairs(option, flags, variable, file.get(option.attribute, {}))
-            continue
-        given = getattr(parsed, option.attribute, _UNSET)
-        if given is not _UNSET and given is not None:
-            where = _metavar(option) if option.positional else f"--{option.name}"
-            values[option.attribute] = _parse(option, given, where)
-        elif (
-            not option.positional
-            and option.variable in environ
-            and not of_kubernetes(option.variable, environ[option.variable])
-        ):
-            text: Any = environ[option.variable]
-            text = [part.strip() for part in text.split(",")] if option.repeatable else text
-            values[option.attribute] = _parse(option, text, option.variable)
-        elif option.attribute in file and not option.positional:
-            values[option.attribute] = _parse(option, file[option.attribute], f"{option.attribute} in the config file")
-        elif option.positional and not option.optional:
-            raise InputError(f"{_metavar(option)} is missing: {option.help}")
-        else:
-            values[option.attribute] = option.default
-    return argparse.Namespace(**values)
+    variables = own_variables(os.environ if environ is None else environ)
+    options: Sequence[Option] = parsed._command.options
+    known = {CONFIG.variable, *(option.variable for option in options)}
+    if load_all is not None and not known.issuperset(variables):
+        check_variables(variables, known.union(option.variable for _, _, option in _every(load_all())))
+    file = _file(parsed, variables, load_all)
+    return argparse.Namespace(**{option.attribute: _value(option, parsed, variables, file) for option in options})
 
 
-def _parse_table(option: Option, file: Mapping[str, Any]) -> Any:
-    if option.attribute not in file:
-        return option.default
+def _every(commands: Iterable[CommandSpec]) -> Iterator[tuple[CommandSpec, CommandSpec, Option]]:
+    """Yield all options, each with its command and its action; without actions, the command is both."""
+    return (
+        (command, action, option)
+        for command in commands
+        for action in command.actions or (command,)
+        for option in action.options
+    )
+
+
+def _file(
+    parsed: argparse.Namespace, variables: Mapping[str, str], load_all: Callable[[], Iterable[CommandSpec]] | None
+) -> dict[str, Any]:
+    """Return the settings of the file by name: the action's table wins over the command's, that over the top."""
+    path = parsed.config or variables.get(CONFIG.variable)
+    if not path:
+        return {}
+    text = read_file(path, "--config")
     try:
-        return option.parse(file[option.attribute])
+        content = tomllib.loads(text.decode())
+        if load_all is not None:
+            check_file(content, _names(load_all()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"--config {path}: not valid TOML: {error}") from None
     except InputError as error:
-        raise InputError(f"{error} (in the config file)") from None
+        raise InputError(f"--config {path}: {error}") from None
+    tables = {option.attribute for option in parsed._command.options if option.table or option.pairs}
+    settings: dict[str, Any] = {}
+    for name in ("", *parsed._path):
+        content = content.get(name, {}) if name else content
+        settings |= {key: value for key, value in content.items() if key in tables or not isinstance(value, dict)}
+    return settings
+
+
+def _names(commands: Iterable[CommandSpec]) -> dict[str, set[str]]:
+    """Return the names that each table of the file may have, for `check_file`."""
+    names: dict[str, set[str]] = {}
+    for command, action, option in _every(commands):
+        if not option.positional:
+            free = option.table or option.pairs
+            inner = [] if free else [command.name, *([f"{command.name}.{action.name}"] if command.actions else [])]
+            for table in ("", *inner):
+                names.setdefault(table, set()).add(option.attribute)
+            if free:
+                names[option.attribute] = set()
+    return names
+
+
+def _value(option: Option, parsed: argparse.Namespace, variables: Mapping[str, str], file: Mapping[str, Any]) -> Any:
+    name, flag = option.attribute, getattr(parsed, option.attribute, None)
+    if option.table:
+        return option.parse(file[name]) if name in file else option.default
+    if option.pairs:
+        return _parse_pairs(option, flag or (), variables.get(option.variable, ""), file.get(name, {}))
+    if flag is not None:
+        return _parse(option, flag, _metavar(option) if option.positional else f"--{option.name}")
+    if option.positional:
+        return option.default
+    if option.variable in variables:
+        text = variables[option.variable]
+        parts = [part.strip() for part in text.split(",")] if option.repeatable else text
+        return _parse(option, parts, option.variable)
+    return _parse(option, file[name], f"{name} in the config file") if name in file else option.default
 
 
 def _parse_pairs(option: Option, flags: Iterable[str], variable: str, table: Any) -> dict[str, str]:
@@ -327,8 +377,8 @@ def _parse_pairs(option: Option, flags: Iterable[str], variable: str, table: Any
     if not isinstance(table, Mapping):
         raise InputError(f"{option.attribute} in the config file must be a table [{option.attribute}]")
     pairs = dict(_flat(table, option.attribute))
-    pairs |= dict(_pair(text, option.variable) for text in _NEXT_PAIR.split(variable) if text.strip())
-    for name, value in (_pair(text, f"--{option.name}") for text in flags):
+    pairs |= _pairs((text for text in _NEXT_PAIR.split(variable) if text.strip()), option.variable)
+    for name, value in _pairs(flags, f"--{option.name}").items():
         if option.hidden(name):
             raise InputError(
                 f"--{option.name} {name}: the list of processes would show its value; put it into {option.variable}, "
@@ -342,11 +392,11 @@ def _parse_pairs(option: Option, flags: Iterable[str], variable: str, table: Any
 _NEXT_PAIR = re.compile(r"\s*,\s*(?=[\w.]+=)")
 
 
-def _pair(text: str, where: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign or not name.strip():
-        raise InputError(f"{where}: must be NAME=VALUE")
-    return name.strip(), value
+def _pairs(texts: Iterable[str], where: str) -> dict[str, str]:
+    try:
+        return dict(map(pair, texts))
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _flat(table: Mapping[str, Any], place: str, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -377,49 +427,3 @@ def _parse_one(option: Option, given: Any, where: str) -> Any:
         return boolean(text) if option.flag else option.parse(text)
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
-
-
-def _leaves(command: CommandSpec) -> list[CommandSpec]:
-    return [leaf for action in command.actions for leaf in _leaves(action)] if command.actions else [command]
-
-
-def _config(
-    parsed: argparse.Namespace, environ: Mapping[str, str], load_all: Callable[[], Iterable[CommandSpec]] | None
-) -> dict[str, Any]:
-    given = getattr(parsed, "config", _UNSET)
-    path = environ.get(CONFIG.variable) if given is _UNSET else given
-    if not path:
-        return {}
-    try:
-        content = tomllib.loads(read_file(path, "--config").decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"--config {path}: not valid TOML: {error}") from None
-    if load_all is not None:
-        try:
-            commands = list(load_all())
-            tables = {option.attribute for each in commands for leaf in _leaves(each) for option in _tables(leaf)}
-            rest = {name: value for name, value in content.items() if name not in tables}
-            check_file(rest, {each.name: {leaf.name: _names(leaf) for leaf in _leaves(each)} for each in commands})
-        except InputError as error:
-            raise InputError(f"--config {path}: {error}") from None
-    top, action = parsed._path[0], parsed._path[-1]
-    table = content.get(top, {})
-    names = [option.attribute for option in _tables(parsed._command)]
-    own = {name: content[name] for name in names if name in content}
-    return {**_values(content), **_values(table), **_values(table.get(action, {})), **own}
-
-
-def _names(command: CommandSpec) -> list[str]:
-    return [option.attribute for option in command.options if not (option.positional or option.table or option.pairs)]
-
-
-def _variables(command: CommandSpec) -> set[str]:
-    return {option.variable for option in command.options if not option.table}
-
-
-def _tables(command: CommandSpec) -> list[Option]:
-    return [option for option in command.options if option.table or option.pairs]
-
-
-def _values(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in table.items() if not isinstance(value, dict)}

@@ -1,26 +1,32 @@
 """The target of `parameters`, `arms` and `explain`: a state folder, or the workers of a Kafka cluster.
 
-Also what all of them need of it: a version by number, tag or file, and the version after an order.
+Also the lookup of a version by number, tag or file, and the report of the version after an order.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
-from worker.cli.options.parser import Option, grouped
+from worker.cli.options.parser import CommandSpec, Option, grouped
 from worker.cli.options.times import time_option
 from worker.console import read_file
-from worker.embedded.control import LearnerControl, StateFolderControl
 from worker.errors import InputError, ParametersError
-from worker.serve.control import ServeControl, is_served
+from worker.serve.control import StateFolderControl
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
 from worker.stream.parameters import Parameters, decode_parameters
+
+if TYPE_CHECKING:
+    from worker.kafka.control import KafkaControl
+
+LearnerControl: TypeAlias = "StateFolderControl | KafkaControl"
 
 TARGET = (
     *grouped(
@@ -28,7 +34,7 @@ TARGET = (
         Option("state", "state folder of `adcascade serve` or of `adcascade demo --state`", metavar="DIR"),
         replace(BROKER, default=None, help="bootstrap brokers of running workers, host:port[,…], without --state"),
         PREFIX,
-        time_option("wait", "longest wait for the answer of the learner", 30_000),
+        time_option("wait", "maximum wait for the answer of the learner", 30_000),
     ),
     *SECURITY,
 )
@@ -37,15 +43,22 @@ TARGET = (
 def control(options: argparse.Namespace) -> LearnerControl:
     """Return the target of the options. A state folder comes first: variables may name a broker for all commands."""
     if options.state is not None:
-        if is_served(options.state):
-            return ServeControl(options.state, patience=options.wait / 1000)
-        return StateFolderControl(options.state)
+        return StateFolderControl(options.state, patience=options.wait / 1000)
     if options.broker is None:
         raise InputError("--state DIR or --broker HOST:PORT is missing: it names the target of this command")
     # Importing the Kafka client takes a while, and a state folder needs none.
     from worker.kafka.control import KafkaControl
 
     return KafkaControl(connection(options), topic_names(options), timeout=options.wait / 1000)
+
+
+def action(
+    command: str, name: str, run: Callable[[argparse.Namespace], int], example: str, *options: Option
+) -> CommandSpec:
+    """Return an action of a command that has a target; its summary is the docstring of `run`."""
+    example = " ".join(["adcascade", command, name, *([example] if example else []), "--state demo-state"])
+    summary = inspect.cleandoc(run.__doc__ or "")
+    return CommandSpec(name=name, summary=summary, examples=(example,), options=(*options, *TARGET), run=run)
 
 
 # ── versions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,12 +112,12 @@ def decoded_version(record: bytes, where: str, *, complete: bool) -> Parameters:
 
 
 def version_facts(after: Parameters) -> dict[str, Any]:
-    """Return what the JSON of a command has of the version after an order."""
+    """Return the facts of the version after an order, for the JSON of a command."""
     return {"version": after.version, "sha256": after.sha256, "effective_at": after.effective_at}
 
 
 def in_force(after: Parameters, now: float | None = None) -> str:
-    """Return from when a version serves, for people; `now` in milliseconds.
+    """Return the time from which a version serves, as a sentence; `now` is in milliseconds.
 
     >>> from worker.stream.settings import LearningSettings
     >>> in_force(Parameters.first(LearningSettings(dim=1), ()), now=5)
@@ -112,9 +125,5 @@ def in_force(after: Parameters, now: float | None = None) -> str:
     """
     now = time.time() * 1000 if now is None else now
     wait, start = after.effective_at - now, datetime.fromtimestamp(after.effective_at / 1000).astimezone()
-    today = datetime.fromtimestamp(now / 1000).astimezone().date()
-    moment = (
-        f"{start:%H:%M:%S}.{start.microsecond // 100_000}" if start.date() == today else f"{start:%Y-%m-%d %H:%M:%S}"
-    )
-    when = "now" if wait <= 0 else f"{moment}" + (f" (in {wait / 1000:.1f} s)" if wait < 86_400_000 else "")
+    when = "now" if wait <= 0 else f"{start:%Y-%m-%d %H:%M:%S} (in {wait / 1000:.1f} s)"
     return f"version {after.version} serves sessions that arrive from {when} on; open sessions keep their slates"

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 
-from worker.cli.options.parser import Option
+from worker.cli.options.parser import Option, bounded
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+_TIME = "a time with a unit, such as 60s, 500ms, 2h or 7d, of whole milliseconds"
 
 
-class Duration(int):
-    """Milliseconds, shown with a unit.
+def duration_text(milliseconds: int) -> str:
+    """Return a duration as it is typed.
 
-    >>> str(Duration(60_000)), str(Duration(500)), str(Duration(90_000))
+    >>> duration_text(60_000), duration_text(500), duration_text(90_000)
     ('60s', '500ms', '90s')
     """
-
-    def __str__(self) -> str:
-        for unit in ("d", "h", "s"):
-            if self and self % _UNITS[unit] == 0:
-                return f"{int(self) // _UNITS[unit]}{unit}"
-        return f"{int(self)}ms"
+    for unit in ("d", "h", "s"):
+        if milliseconds and milliseconds % _UNITS[unit] == 0:
+            return f"{milliseconds // _UNITS[unit]}{unit}"
+    return f"{milliseconds}ms"
 
 
-def duration(text: str) -> Duration:
-    """Read a duration with its unit.
+def duration(text: str) -> int:
+    """Read a duration with its unit, in milliseconds.
 
-    >>> int(duration("1.5s")), int(duration("2 h")), int(duration("0"))
+    >>> duration("1.5s"), duration("2 h"), duration("0")
     (1500, 7200000, 0)
     """
     if text.strip() == "0":
-        return Duration(0)
+        return 0
     found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _UNITS:
-        raise ValueError(f"must be a time with a unit, such as 60s, 500ms, 2h or 7d, not {text!r}")
-    milliseconds = float(found[1]) * _UNITS[found[2]]
+    milliseconds = float(found[1]) * _UNITS.get(found[2], math.nan) if found else math.nan
     if not milliseconds.is_integer():
-        raise ValueError(f"must be whole milliseconds, not {text}")
-    return Duration(milliseconds)
+        raise ValueError(f"must be {_TIME}, not {text!r}")
+    return int(milliseconds)
 
 
-def time_option(name: str, help: str, default: int | None = None) -> Option:
-    """Return an option for a duration; its default is in milliseconds."""
-    shown = None if default is None else Duration(default)
-    return Option(name, help, parse=duration, default=shown, metavar="TIME")
+def time_option(
+    name: str, help: str, default: int | None = None, *, least: int | None = None, most: int | None = None
+) -> Option:
+    """Return an option for a duration; its default and its bounds are in milliseconds."""
+    parse = bounded(duration, _TIME, least=least, most=most, show=duration_text)
+    return Option(name, help, parse=parse, default=default, metavar="TIME", show=duration_text)
 
 
 def duration_range(text: str) -> tuple[int, int]:
@@ -55,7 +55,7 @@ def duration_range(text: str) -> tuple[int, int]:
     ((1500, 6500), (0, 0))
     """
     shortest, _, longest = text.partition("-")
-    bounds = int(duration(shortest)), int(duration(longest or shortest))
+    bounds = duration(shortest), duration(longest or shortest)
     if bounds[0] > bounds[1]:
         raise ValueError(f"must go from a shorter to a longer time, not {text!r}")
     return bounds

@@ -5,18 +5,17 @@ one. The process runs to its end at its own pace, and sends every closed window 
 
 Rules that hold in this file:
 
-- Nothing is shown of the run beside that is later than the demo.
+- Nothing is shown of the run beside that is later than the demo: no more windows are received than it has closed.
 - The demo never waits for the run beside, except at its own end.
-- The run beside may be ahead by as many windows as the pipe holds, and then waits for the demo to take them.
+- The run beside may be ahead by as many windows as the pipe holds, and then waits.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections import deque
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 from worker.errors import FailedError
 from worker.simulation.demo.ledger import Row
@@ -25,26 +24,16 @@ from worker.simulation.demo.run import Demo, DemoSettings
 WITHOUT = "; --no-beside leaves it out"
 
 
-class Advance(NamedTuple):
-    """A step of the run beside: the event time, the windows closed since the last step, the newest version."""
-
-    time: int
-    rows: tuple[Row, ...]
-    sha256: str
-
-
 class Beside:
-    """The run beside up to the time of the demo; its process runs during a `with` block.
+    """The run beside, as far as the demo is; its process runs during a `with` block.
 
-    `rows` are its closed windows, `sha256` is the hash of its newest version.
+    `rows` are its closed windows, `sha256` is the hash of the version of the last one.
     """
 
     def __init__(self, settings: DemoSettings) -> None:
         self.settings = settings
         self.rows: list[Row] = []
         self.sha256 = ""
-        self._time = -1  # of the last advance that is part of the figures
-        self._later: deque[Advance] = deque()  # later than the demo
 
     def __enter__(self) -> Beside:
         # Spawned, not forked: a fork would copy locked locks of other threads.
@@ -65,26 +54,21 @@ class Beside:
         """The id of the process."""
         return self._process.pid
 
-    def follow(self, time: int, *, wait: float = 0.0) -> bool:
-        """Take over what has happened up to an event time; return whether the run beside has come that far.
+    def follow(self, windows: int, *, wait: float = 0.0) -> bool:
+        """Receive a window if there are fewer than the demo has closed; return whether there are as many then.
 
-        If it has not, wait at most `wait` seconds for the next window. Raise `FailedError` if there will be none.
+        Wait at most `wait` seconds for it. Raise `FailedError` if there will be none.
         """
-        if not self._advance(time) and self._reports.poll(wait):
+        if len(self.rows) < windows and self._reports.poll(wait):
             try:
                 received = self._reports.recv()
             except EOFError:
                 raise FailedError(f"the additive run beside {self._ending()}{WITHOUT}") from None
             if isinstance(received, str):
                 raise FailedError(f"the additive run beside failed: {received}{WITHOUT}")
-            self._later.append(received)
-        return self._advance(time)
-
-    def _advance(self, time: int) -> bool:
-        while self._later and self._later[0].time <= time:
-            self._time, rows, self.sha256 = self._later.popleft()
-            self.rows += rows
-        return bool(self._later) or self._time >= time
+            row, self.sha256 = received
+            self.rows.append(row)
+        return len(self.rows) >= windows
 
     def _ending(self) -> str:
         self._process.join()
@@ -93,17 +77,16 @@ class Beside:
 
 
 def _run(settings: DemoSettings, reports: Connection[Any, Any]) -> None:
-    """Run to the end in the other process; send an `Advance` after every closed window, or the text of a failure."""
+    """Run to the end in the other process; send every closed window with its hash, or the text of a failure."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # signals to all processes are for the demo, which ends this one
         signal.signal(ignored, signal.SIG_IGN)
     try:
         demo, sent = Demo(settings), 0
-        reports.send(Advance(demo.time, (), demo.parameters.sha256))
         while not demo.finished:
             demo.step()
-            if len(demo.rows) > sent or demo.finished:
-                reports.send(Advance(demo.time, tuple(demo.rows[sent:]), demo.parameters.sha256))
-                sent = len(demo.rows)
+            for row in demo.rows[sent:]:
+                reports.send((row, demo.parameters.sha256))
+            sent = len(demo.rows)
     except BrokenPipeError:
         pass  # the demo has ended
     except Exception as error:

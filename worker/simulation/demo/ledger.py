@@ -35,8 +35,8 @@ class Kinds:
 
     Of many features, those count by which the arms differ most.
 
-    >>> from worker.simulation.environments import seeded_environment
-    >>> kinds = Kinds(seeded_environment("tastes", dim=2, arms=3, seed=0).truth)
+    >>> from worker.simulation.environments import tastes
+    >>> kinds = Kinds(tastes(np.random.default_rng(0), dim=2, arms=3).truth)
     >>> kinds.names, kinds.of(np.array([[0.1, -3.0], [2.0, 1.0]])).tolist()
     (('x1 high', 'x1 low', 'x2 high', 'x2 low'), [3, 0])
     """
@@ -174,7 +174,6 @@ class Ledger:
 
     def __init__(self, users: Users, valuer: Valuer, *, state: StateFolder | None = None) -> None:
         self.rows: list[Row] = []
-        self._fresh: list[Row] = []
         self._users, self._valuer, self._state = users, valuer, state
         self.kinds = Kinds(users.world.truth)
         self._served: dict[int, dict[str, tuple[tuple[str, ...], int]]] = {}  # period → session → slate, version
@@ -214,15 +213,9 @@ class Ledger:
             allowed=math.fsum(self._shares.get(version, 0.0) for _, version in served.values()),
         )
         self.rows.append(row)
-        self._fresh.append(row)
         self._users.expire(episode.window_end)
         if self._state:
             self._state.set_meta(f"demo.row.{index}", msgspec.json.encode(row))
-
-    def take_fresh(self) -> list[Row]:
-        """Return the windows closed since the last call."""
-        fresh, self._fresh = self._fresh, []
-        return fresh
 
     def restore(self, state: StateFolder, until: int) -> None:
         """Read the accounts of windows before `until`, and the slates of sessions in windows still open."""

@@ -24,8 +24,9 @@ from worker.embedded.runner import Embedded, Tap
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import Metrics
-from worker.simulation.demo.ledger import Kinds, Ledger, Row
-from worker.simulation.environments import seeded_environment
+from worker.simulation.demo.ledger import Ledger, Row
+from worker.simulation.environments import Chance, make_environment
+from worker.simulation.reporting import flag
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
 from worker.simulation.worth import Valuer
 from worker.stream.decoding import decode_decision
@@ -105,33 +106,34 @@ class Demo:
     ) -> None:
         self.settings = settings
         self.learning = settings.learning()
-        self.world = seeded_environment(
-            settings.environment, dim=settings.dim, arms=settings.arms, seed=settings.seed, stay=settings.stay
+        self.world = make_environment(
+            settings.environment,
+            dim=settings.dim,
+            arms=settings.arms,
+            generator=Chance.of(settings.seed).environment,
+            stay=settings.stay,
         )
-        self.arms = self.world.catalogue()
         self.users = Users(
             self.world,
-            [arm.arm for arm in self.arms],
             horizon=settings.horizon,
             rate=settings.users,
             period=self.learning.window,
             seed=settings.seed,
             habits=habits,
         )
-        self._check_habits(self.users.habits)
         self._state, self._watchers, self._topics = state, watchers, Topics()
         valuer = Valuer(self.world, horizon=settings.horizon, repeats=settings.repeats)
-        self._ledger = Ledger(self.users, valuer, state=state)
+        self.ledger = Ledger(self.users, valuer, state=state)
         self._before: Counter[str] = Counter()  # counts of earlier processes
         if state is not None:
             self._open(state)
         self.embedded = Embedded(
             self.learning,
-            self.arms,
+            self.users.arms,
             partitions=settings.partitions,
             topics=self._topics,
             state=state,
-            observers=[self._ledger, *watchers],
+            observers=[self.ledger, *watchers],
             tap=tap,
         )
         for watcher in watchers:
@@ -140,16 +142,8 @@ class Demo:
         self.resumed = self.embedded.time > 0
         self._queue = self._in_flight()
         self._period = self.users.period_of(self.time - 1) + 1  # the next whose users arrive
+        self._notified = len(self.rows)  # closed windows that the watchers have seen
         self._notify()
-
-    def _check_habits(self, habits: Habits) -> None:
-        learning = self.learning
-        if max(habits.held_up, habits.transit[1]) + TICK > learning.lateness:
-            raise InputError(f"records may be held up for at most {learning.lateness - TICK} ms, else they are late")
-        if habits.look[0] < TICK:
-            raise InputError(f"users must look at a display for at least {TICK} ms, one step of the clock")
-        if habits.patience + habits.held_up + TICK > learning.session_timeout:
-            raise InputError("the patience of users must end before the session timeout")
 
     # ── a state folder ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,7 +152,7 @@ class Demo:
         check_state(state, self.settings)
         if state.meta("demo.settings") is not None:
             self._before = Counter(msgspec.json.decode(state.meta("demo.counts") or b"{}", type=dict[str, int]))
-            self._ledger.restore(state, self.users.start + self.settings.episodes * self.users.period)
+            self.ledger.restore(state, self.users.start + self.settings.episodes * self.users.period)
         state.set_meta("demo.settings", msgspec.json.encode(self.settings))
 
     def _in_flight(self) -> list[Sent]:
@@ -206,17 +200,16 @@ class Demo:
         self._notify()
 
     def _deliver(self, now: int) -> None:
-        queue, embedded, topics = self._queue, self.embedded, self._topics
-        while queue and queue[0].time <= now:
-            record = heappop(queue)
-            topic = topics.arrivals if record.topic == "arrivals" else topics.clicks
-            embedded.send(topic, record.value, key=record.key, timestamp=record.time)
-        for _, value in embedded.pump():
+        while self._queue and self._queue[0].time <= now:
+            record = heappop(self._queue)
+            topic = getattr(self._topics, record.topic)
+            self.embedded.send(topic, record.value, key=record.key, timestamp=record.time)
+        for _, value in self.embedded.pump():
             self._answer(decode_decision(value), now)
 
     def _answer(self, decision: Decision, now: int) -> None:
         """Let the user of a decision answer it."""
-        if decision.position == 1 and self._ledger.served(
+        if decision.position == 1 and self.ledger.served(
             decision.session_id, decision.slate, decision.parameters_version
         ):
             for watcher in self._watchers:
@@ -225,7 +218,7 @@ class Demo:
             heappush(self._queue, record)
 
     def _notify(self) -> None:
-        fresh = self._ledger.take_fresh()
+        fresh, self._notified = self.rows[self._notified :], len(self.rows)
         for watcher in self._watchers:
             for row in fresh:
                 watcher.simulated(
@@ -242,12 +235,7 @@ class Demo:
     @property
     def rows(self) -> Sequence[Row]:
         """The windows closed so far, in order."""
-        return self._ledger.rows
-
-    @property
-    def kinds(self) -> Kinds:
-        """The kinds of users by which the accounts are kept."""
-        return self._ledger.kinds
+        return self.ledger.rows
 
     @property
     def parameters(self) -> Parameters:
@@ -295,8 +283,5 @@ def check_state(state: StateFolder, settings: DemoSettings) -> None:
     for name in DemoSettings.__struct_fields__:
         was, now = getattr(before, name), getattr(settings, name)
         if was != now and name != "episodes":
-            flags = {True: f"--{name}", False: f"--no-{name}"}
-            flag, other = (
-                (flags[was], flags[now]) if isinstance(was, bool) else (f"--{name.replace('_', '-')} {was}", now)
-            )
-            raise InputError(f"{state.path} holds a demo with {flag}, not {other}; use the same or another folder")
+            held, wanted = flag(name, was), flag(name, now)
+            raise InputError(f"{state.path} holds a demo with {held}, not {wanted}; use the same or another folder")

@@ -15,17 +15,16 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import count
 from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
 
-from worker.errors import InputError
+from worker.bandit.arrays import NO_ARM
 from worker.metrics.history import DELAY_BOUNDS, Histogram
-from worker.simulation.environments import Environment, seeded_environment
-from worker.simulation.traffic.accounts import Latencies, WorthHistory
+from worker.simulation.environments import Chance, Environment, make_environment
 from worker.simulation.users import Cohort, Habits, Sent, Users
-from worker.simulation.worth import Valuer, Worth
+from worker.simulation.worth import Valuer, WorthHistory
 from worker.stream.decoding import Rejected, decode_decision
 from worker.stream.events import MODES, Decision
 from worker.stream.settings import LearningSettings
@@ -39,6 +38,7 @@ GRACE: Final = 10_000  # milliseconds without any decision, after which the wait
 DISORDERED: Final = 0.03  # share of the records that are held up, if any are
 SETTLE_EVERY: Final = 250  # milliseconds between two updates of the accounts
 _SCORED_AT_ONCE: Final = 512
+LATENCY_BOUNDS: Final = (1e-5 * 1.02 ** np.arange(1_000)).tolist()  # seconds, up to an hour
 
 #: The defaults of serving, which the workers have too.
 _LEARNING = LearningSettings(dim=5)
@@ -71,13 +71,6 @@ class TrafficSettings:
     poison: float = 0.01
     prefetching: float = 0.2
 
-    def __post_init__(self) -> None:
-        if self.rate is not None and self.rate <= 0:
-            raise InputError("the rate must be above 0")
-        if self.waiting < 1:
-            raise InputError("waiting must be at least 1")
-        self.habits()
-
     def habits(self) -> Habits:
         """Return the behaviour of the users; the network is the real one, except for records held up on purpose."""
         return Habits(
@@ -94,7 +87,8 @@ class TrafficSettings:
 
     def world(self) -> Environment:
         """Draw the world of the users."""
-        return seeded_environment(self.environment, dim=self.dim, arms=self.arms, seed=self.seed, stay=self.stay)
+        generator = Chance.of(self.seed).environment
+        return make_environment(self.environment, dim=self.dim, arms=self.arms, generator=generator, stay=self.stay)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,26 +122,10 @@ class Counts:
 
 
 class _Waiting(NamedTuple):
+    """A user who waits for the decision at a position since a time in nanoseconds."""
+
     position: int
     since: int
-
-
-class _Entry(NamedTuple):
-    """A record in the queue; `opens` is the user whose session it opens, `reward` the revenue of its click."""
-
-    time: int
-    number: int
-    record: Sent
-    opens: tuple[int, int] | None
-    reward: float
-
-
-class _Answer(msgspec.Struct, gc=False):
-    arm: str
-    clicked: bool
-
-
-_read_answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
 class Traffic:
@@ -163,15 +141,14 @@ class Traffic:
         self.settings = settings
         self.start = now // NANOSECONDS
         self.counts = Counts()
-        self.latencies = Latencies()
-        self.delays = Histogram(DELAY_BOUNDS)  # the latencies for Prometheus
+        self.latencies = Histogram(LATENCY_BOUNDS)  # of first decisions
+        self.delays = Histogram(DELAY_BOUNDS)  # the same for Prometheus
+        self.longest = 0.0
         self.history = WorthHistory()
         world = settings.world()
-        self._rewards = {arm.arm: arm.reward for arm in world.catalogue()}
         period = 1 if settings.rate is None else PERIOD
         self._users = Users(
             world,
-            tuple(self._rewards),
             horizon=settings.horizon,
             rate=CROWD if settings.rate is None else settings.rate * PERIOD / 1000,
             period=period,
@@ -181,16 +158,16 @@ class Traffic:
             name=f"t{now // 1000:x}",
         )
         self._valuer = Valuer(world, horizon=settings.horizon, repeats=settings.repeats)
-        self._queue: list[_Entry] = []
-        self._number = 0  # of the next record
+        self._queue: list[tuple[int, int, Sent]] = []  # time, number and record
+        self._numbers = count()  # records of the same time stay in order
         self._period = 0  # the next whose users enter
         self._entered = 0  # users
         self.closing = False  # whether no more users enter
         self._received = self._sent = self._settled = self.start  # milliseconds
-        self._expects: dict[int, dict[int, _Waiting]] = {}  # period → index of the user → the decision expected
-        self._first = 0  # sessions that wait for their first decision
-        self._later = 0  # … for another one
+        self._expects: dict[int, dict[int, _Waiting | None]] = {}  # period → index of a user → the decision expected
+        self._later = 0  # sessions that wait for another decision than their first
         self._current: deque[tuple[int, int]] = deque()  # periods with users present, and the end of their patience
+        self._clicks: dict[bytes, float] = {}  # clicks in the queue and their revenue
         self._fresh: list[tuple[Cohort, int, tuple[str, ...]]] = []  # slates without a value yet
 
     # ── records ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,19 +181,25 @@ class Traffic:
             self.settle(now)
         queue, counts = self._queue, self.counts
         records = []
-        while queue and queue[0].time <= time:
-            _, _, record, opens, reward = heappop(queue)
+        while queue and queue[0][0] <= time:
+            record = heappop(queue)[2]
             records.append(record)
             self._sent = time
             counts.records[record.topic] += 1
-            if opens is not None:
-                self._expects[opens[0]][opens[1]] = _Waiting(1, now)
-                self._first += 1
-                counts.sessions += 1
-            if reward:
+            if record.topic == "arrivals":
+                self._open(record, now)
+            elif record.value in self._clicks:
                 counts.clicks += 1
-                counts.earned += reward
+                counts.earned += self._clicks.pop(record.value)  # a second copy earns nothing
         return records
+
+    def _open(self, record: Sent, now: int) -> None:
+        """Open the session of a user's first record, which is the arrival: copies and poison come after it."""
+        period, index = self._users.user_of(record.key.decode()) or (-1, -1)
+        expects = self._expects.get(period)
+        if expects is not None and index not in expects:
+            expects[index] = _Waiting(1, now)
+            self.counts.sessions += 1
 
     @property
     def finished(self) -> bool:
@@ -230,7 +213,7 @@ class Traffic:
     @property
     def waiting(self) -> int:
         """Sessions that wait for a decision."""
-        return self._first + self._later
+        return self.counts.sessions - self.counts.decided - self.counts.undecided + self._later
 
     @property
     def forsaken(self) -> int:
@@ -268,35 +251,28 @@ class Traffic:
     def _enter(self, period: int, cohort: Cohort, last: int) -> int:
         """Put the arrivals and poison of a cohort into the queue; return the number of users."""
         users, settings = self._users, self.settings
-        count = len(cohort)
-        if settings.sessions is not None and self._entered + count >= settings.sessions:
-            count = settings.sessions - self._entered
+        entering = len(cohort)
+        if settings.sessions is not None and self._entered + entering >= settings.sessions:
+            entering = settings.sessions - self._entered
             self.closing = True
-        self._entered += count
+        self._entered += entering
         self._expects[period] = {}
         self._current.append((period, last + settings.patience + settings.disorder + GRACE))
-        opened: set[int] = set()
-        for record in users.arrivals(period):
-            user = users.user_of(record.key.decode())
-            if user is None or user[1] >= count:
-                continue
-            # The first record of a user is the arrival: copies and poison come after it.
-            self._push(record, None if user[1] in opened else user, 0.0)
-            opened.add(user[1])
-        return count
+        sessions = {users.session_id(period, index).encode() for index in range(entering)}
+        self._push(record for record in users.arrivals(period) if record.key in sessions)
+        return entering
 
-    def _push(self, record: Sent, opens: tuple[int, int] | None, reward: float) -> None:
-        self._number += 1
-        heappush(self._queue, _Entry(record.time, self._number, record, opens, reward))
+    def _push(self, records: Iterable[Sent]) -> None:
+        for record in records:
+            heappush(self._queue, (record.time, next(self._numbers), record))
 
     def _expire(self, time: int) -> None:
         """Drop the users whose patience ended long ago, and count those who still wait."""
         users = self._users
         while self._current and self._current[0][1] < time:
             period, _ = self._current.popleft()
-            for waiting in self._expects.pop(period).values():
+            for waiting in filter(None, self._expects.pop(period).values()):
                 if waiting.position == 1:
-                    self._first -= 1
                     self.counts.undecided += 1
                 else:
                     self._later -= 1
@@ -329,32 +305,24 @@ class Traffic:
         counts.decisions += 1
         counts.modes[decision.mode] += 1
         counts.version = max(counts.version, decision.parameters_version)
-        del expects[index]
+        expects[index] = None
         if waiting.position == 1:
-            self._first -= 1
             counts.decided += 1
             seconds = max(0, now - waiting.since) / 1e9
-            self.latencies.add(seconds)
+            self.latencies.observe(seconds)
+            self.longest = max(self.longest, seconds)
             self.delays.observe(seconds)
             if decision.position == 1:  # later ones do not contain the whole slate
                 self._fresh.append((cohort, index, decision.slate))
         else:
             self._later -= 1
         records = users.answer(decision, time)
-        if not records:
-            return
-        final = records[-1].value
-        answer = _read_answer(final)
-        reward = self._rewards.get(answer.arm, 0.0) if answer.clicked else 0.0
-        for record in records:
-            if record.value == final:
-                self._push(record, None, reward)
-                reward = 0.0  # a second copy earns nothing
-            else:
-                self._push(record, None, 0.0)
-        answered = cohort.answered[index]
-        last = decision.position + len(decision.slate) - 1
-        if not (answer.clicked or cohort.prefetching[index] or answered >= min(last, self.settings.horizon)):
+        self._push(records)
+        clicked, answered = cohort.clicked[index], cohort.answered[index]
+        last = min(decision.position + len(decision.slate) - 1, self.settings.horizon)
+        if clicked != NO_ARM:
+            self._clicks[records[-1].value] = users.arms[clicked].reward
+        elif records and not cohort.prefetching[index] and answered < last:
             expects[index] = _Waiting(answered + 1, now)
             self._later += 1
 
@@ -368,10 +336,10 @@ class Traffic:
         slates = np.array([self._users.arm_indices(slate) for _, _, slate in fresh], dtype=np.intp)
         self.history.add(self._settled - self.start, self._valuer.worth(contexts, slates))
 
-    @property
-    def worth(self) -> Worth:
-        """The worth of all sessions settled so far."""
-        return self.history.whole
+    def latency(self, share: float) -> float | None:
+        """Return a quantile of the seconds from an arrival to its first decision; None without decisions."""
+        found = self.latencies.quantile(share)
+        return None if found is None else min(found, self.longest)
 
 
 def _shift(cohort: Cohort, by: int) -> None:

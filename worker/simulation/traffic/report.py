@@ -10,11 +10,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from worker import __version__
-from worker.console import table
 from worker.metrics import CATALOGUE
-from worker.simulation.live import panel, revenue_trends
+from worker.simulation.reporting import TableRow, panel, trends, worth_numbers, worth_rows
 from worker.simulation.traffic.generator import Traffic
-from worker.simulation.worth import worth_numbers, worth_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,7 +32,7 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
     undecided, forsaken : sessions without a first or without a further decision
     latency : from sending an arrival to receiving its first decision, in seconds
     """
-    counts, latencies = traffic.counts, traffic.latencies
+    counts, decided = traffic.counts, traffic.counts.decided
     return {
         "sessions": counts.sessions,
         "decided": counts.decided,
@@ -43,12 +41,12 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
         "decisions": counts.decisions,
         "clicks": counts.clicks,
         "reward": counts.earned,
-        **worth_numbers(*traffic.history.tenths(), traffic.worth),
+        **worth_numbers(*traffic.history.tenths(), traffic.history.whole),
         "latency": {
-            "p50": latencies.quantile(0.5),
-            "p99": latencies.quantile(0.99),
-            "mean": latencies.mean,
-            "longest": latencies.longest if latencies.count else None,
+            "p50": traffic.latency(0.5),
+            "p99": traffic.latency(0.99),
+            "mean": traffic.latencies.sum / decided if decided else None,
+            "longest": traffic.longest if decided else None,
         },
         "records": {**counts.records, "total": counts.events, "per_second": counts.events / traffic.active_seconds},
         "other_decisions": counts.others,
@@ -62,22 +60,23 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
     }
 
 
-def summary_table(numbers: Mapping[str, Any]) -> str:
-    """Lay out a summary for people."""
-    records, latency = numbers["records"], numbers["latency"]
+def summary_rows(numbers: Mapping[str, Any]) -> list[TableRow]:
+    """Return the rows of a summary."""
+    records, latency, version = numbers["records"], numbers["latency"], numbers["parameters_version"]
     first = f"the first after {milliseconds(latency['p50'])}, p99 {milliseconds(latency['p99'])}"
     rows = [
-        ["sessions", f"{numbers['sessions']:,}", f"{numbers['undecided']:,} without a decision"],
-        ["records sent", f"{records['total']:,}", f"{records['per_second']:,.0f} per second"],
-        ["decisions", f"{numbers['decisions']:,}", first],
+        ("sessions", f"{numbers['sessions']:,}", f"{numbers['undecided']:,} without a decision"),
+        ("records sent", f"{records['total']:,}", f"{records['per_second']:,.0f} per second"),
+        ("decisions", f"{numbers['decisions']:,}", first),
         *worth_rows(numbers, earned="by clicks; some users never answer"),
+        ("parameters", "–" if version is None else f"v{version}", "the newest in a decision"),
     ]
     if numbers["forsaken"]:
-        rows.insert(1, ["  forsaken", f"{numbers['forsaken']:,}", "got no further decision"])
+        rows.insert(1, ("  forsaken", f"{numbers['forsaken']:,}", "got no further decision"))
     if numbers["skipped_seconds"]:
         skipped = f"{numbers['skipped_seconds']:.1f} s"
-        rows.append(["skipped", skipped, "without users: this machine is too slow for the rate"])
-    return table(["", "", ""], rows).lstrip("\n")
+        rows.append(("skipped", skipped, "without users: this machine is too slow for the rate"))
+    return rows
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -107,7 +106,7 @@ class TrafficView:
         traffic, counts = self._traffic, self._traffic.counts
         rate = (counts.events - self._events) / (seconds - self._printed)
         self._printed, self._events = seconds, counts.events
-        p50, p99 = (milliseconds(traffic.latencies.quantile(share)) for share in (0.5, 0.99))
+        p50, p99 = (milliseconds(traffic.latency(share)) for share in (0.5, 0.99))
         return (
             f"{seconds:4.0f} s  {counts.sessions:,} sessions, {counts.events:,} records ({rate:,.0f}/s), "
             f"{traffic.waiting:,} wait, decisions in {p50} (p99 {p99}), "
@@ -119,31 +118,16 @@ class TrafficView:
         traffic, settings = self._traffic, self._traffic.settings
         pace = "flat out" if settings.rate is None else f"{settings.rate:g} users/s"
         state = "the last sessions end" if traffic.closing else f"{traffic.waiting:,} wait for a decision"
-        rows = [row for row in traffic.history if row.sessions]
+        history = [row for row in traffic.history.rows if row.sessions]
         return panel(
             title=f"[bold]adcascade traffic[/]  {settings.environment} · {pace} · seed {settings.seed}",
             address=f"{self._url}/metrics",
             colour="magenta",
             done=done(traffic, seconds),
             status=f"{state}  [dim]in[/] {seconds:.0f} s",
-            figures=self._figures(seconds),
-            trends=revenue_trends(rows),
+            rows=summary_rows(summary(traffic, seconds)),
+            trends=trends(("served/oracle", history)),
         )
-
-    def _figures(self, seconds: float) -> list[tuple[str, str]]:
-        counts, worth, latencies = self._traffic.counts, self._traffic.worth, self._traffic.latencies
-        records, decisions = (count / max(seconds, 1e-9) for count in (counts.events, counts.decisions))
-        return [
-            ("sessions", f"{counts.sessions:,}"),
-            ("revenue earned", f"{counts.earned:,.1f}"),
-            ("decision p50", milliseconds(latencies.quantile(0.5))),
-            ("records", f"{counts.events:,} ({records:,.0f}/s)"),
-            ("slates served", f"{worth.served:,.1f}"),
-            ("decision p99", milliseconds(latencies.quantile(0.99))),
-            ("decisions", f"{counts.decisions:,} ({decisions:,.0f}/s)"),
-            ("oracle", f"{worth.oracle:,.1f}"),
-            ("parameters", f"version {counts.version}" if counts.version >= 0 else "–"),
-        ]
 
 
 def done(traffic: Traffic, seconds: float) -> float | None:
@@ -174,7 +158,7 @@ class TrafficMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Make the series."""
-        traffic, counts, worth = self._traffic, self._traffic.counts, self._traffic.worth
+        traffic, counts, worth = self._traffic, self._traffic.counts, self._traffic.history.whole
         lately = traffic.history.lately()
         known = {
             "adcascade_pseudo_regret_total": max(0.0, worth.regret),

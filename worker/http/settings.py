@@ -1,6 +1,7 @@
-"""API keys: a file with a key per line, compared in constant time, never shown; and the sessions that each may open.
+"""The settings of the HTTP server; its API keys, and the sessions that each key may open.
 
-A line is ``name key``. The name stands for the key in metrics and messages. Blank lines and ``#`` lines are skipped.
+Keys are in a file, compared in constant time and never shown. A line is ``name key``. The name stands for the key in
+metrics and messages. Blank lines and ``#`` lines are skipped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -24,6 +26,26 @@ LEAST: Final = 16
 PERIOD: Final = 60.0
 
 _CHALLENGE: Final = {"WWW-Authenticate": 'Bearer realm="adcascade", Basic realm="adcascade"'}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """The settings of a server; times are in seconds, and port 0 is any free port.
+
+    Without keys, whoever can connect may send requests, for this machine, an IP address, or one of `allowed_hosts`.
+    `max_body_bytes` is for single requests.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    deadline: float = 0.05
+    keys: ApiKeys | None = None
+    max_sessions_per_key: int | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections: int = 10_000
+    max_body_bytes: int = 65_536
+    request_timeout: float = 10.0
+    idle_timeout: float = 300.0
 
 
 def read_keys(path: str) -> dict[str, Secret]:

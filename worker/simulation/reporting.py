@@ -1,16 +1,19 @@
-"""The live view of a run: a panel that moves on a terminal, a few lines in a pipe."""
+"""What demo and traffic show of themselves: a panel that moves on a terminal, lines in a pipe, a table at the end.
+
+Panel and table have the same rows, each a name, a value and an explanation.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.console import note
+from worker.console import note, table
 from worker.simulation.worth import Worth
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ REFRESH = 0.12  # seconds between two panels
 TREND = 40  # columns of a trend
 _LEVELS = "▁▂▃▄▅▆▇█"
 
+#: A name, a value and an explanation.
+TableRow = tuple[str, str, str]
 #: A name with a series of values, their range, and the format of a value.
 Trend = tuple[str, Sequence[float], tuple[float, float], str]
 
@@ -76,11 +81,10 @@ def panel(
     colour: str,
     done: float | None,
     status: str,
-    figures: Sequence[tuple[str, str]],
+    rows: Sequence[TableRow],
     trends: Sequence[Trend],
-    footer: str = "",
 ) -> RenderableType:
-    """Lay out a run: its progress, figures in two columns, and trends.
+    """Lay out a run: its progress, its figures and trends.
 
     `done` is the finished share of the run, None if it has no end. `title` and `status` may contain rich markup.
     """
@@ -92,18 +96,15 @@ def panel(
     from rich.text import Text
 
     bar = ProgressBar(1.0, done or 0.0, width=24, pulse=done is None, complete_style=colour, finished_style=colour)
-    progress, values, curves = (Table.grid(padding=(0, 2, 0, 0)) for _ in range(3))
+    progress, figures, curves = (Table.grid(padding=(0, 2, 0, 0)) for _ in range(3))
     progress.add_row(bar, status)
-    for left, right in zip(figures[::2], [*figures[1::2], ("", "")], strict=False):
-        values.add_row(f"[dim]{left[0]}[/]", f"[bold]{left[1]}[/]", f"[dim]{right[0]}[/]", f"[bold]{right[1]}[/]")
+    for name, value, text in rows:
+        figures.add_row(Text(name, "dim"), Text(value, "bold"), Text(text, "dim", no_wrap=True, overflow="ellipsis"))
     for name, series, (low, high), form in trends:
         newest = format(series[-1], form) if series else "–"
         curves.add_row(f"[dim]{name}[/]", f"[{colour}]{sparkline(series, low, high)}[/]", f"[bold]{newest}[/]")
-    parts: list[RenderableType] = [progress, Text(), values, Text(), curves]
-    if footer:
-        parts.append(Text(footer, style="dim", no_wrap=True, overflow="ellipsis"))
     box = Panel(
-        Group(*parts),
+        Group(progress, Text(), figures, Text(), curves),
         title=title,
         subtitle=f"[dim]{address} · Ctrl-C ends the run[/]",
         title_align="left",
@@ -128,16 +129,64 @@ def sparkline(values: Sequence[float], low: float, high: float, width: int = TRE
     return "".join(_LEVELS[max(0, min(7, int(8 * share)))] for share in shares)
 
 
-def revenue_trends(rows: Sequence[Worth]) -> tuple[Trend, Trend]:
-    """Return the trends of the pseudo-regret per session and of the share of the oracle's revenue."""
-    regret, share = [row.regret_per_session for row in rows], [row.share for row in rows]
-    return (
-        ("pseudo-regret/session", regret, (0.0, max([1e-9, *regret])), ".5f"),
-        ("served/oracle", share, (min([0.9, *share]), 1.0), ".1%"),
-    )
-
-
-def compared_trends(runs: Sequence[tuple[str, Sequence[Worth]]]) -> tuple[Trend, ...]:
-    """Return the share of the oracle's revenue of several runs, all on one scale."""
+def trends(*runs: tuple[str, Sequence[Worth]]) -> list[Trend]:
+    """Return the share of the oracle's revenue of each run, all on one scale, and of a single run the regret."""
     low = min([0.9, *(row.share for _, rows in runs for row in rows)])
-    return tuple((f"{name}: served/oracle", [row.share for row in rows], (low, 1.0), ".1%") for name, rows in runs)
+    shares: list[Trend] = [(name, [row.share for row in rows], (low, 1.0), ".1%") for name, rows in runs]
+    if len(runs) > 1:
+        return shares
+    regret = [row.regret_per_session for row in runs[0][1]]
+    return [("pseudo-regret/session", regret, (0.0, max([1e-9, *regret])), ".5f"), *shares]
+
+
+# ── numbers and rows ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_tenth(name: str, first: Worth, last: Worth, whole: Worth) -> dict[str, float]:
+    """Return a figure of the first and of the last tenth of a run, and of the whole run."""
+    return {"first_tenth": getattr(first, name), "last_tenth": getattr(last, name), "overall": getattr(whole, name)}
+
+
+def worth_numbers(first: Worth, last: Worth, whole: Worth) -> dict[str, Any]:
+    """Return expected revenue, pseudo-regret and share of the oracle, in the tenths and overall."""
+    return {
+        "oracle_reward": whole.oracle,
+        "served_reward": whole.served,
+        "pseudo_regret": {
+            "first_tenth": first.regret_per_session,
+            "last_tenth": last.regret_per_session,
+            "per_session": whole.regret_per_session,
+            "total": whole.regret,
+        },
+        "revenue_share": by_tenth("share", first, last, whole),
+    }
+
+
+def worth_rows(numbers: Mapping[str, Any], *, earned: str) -> list[TableRow]:
+    """Return the rows of clicks, revenue and regret; `earned` explains the revenue earned."""
+    regret, share = numbers["pseudo_regret"], numbers["revenue_share"]
+    oracle = f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}"
+    tenths = f"pseudo-regret, last tenth; {regret['first_tenth']:.5f} in the first"
+    return [
+        ("clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"),
+        ("revenue served", f"{numbers['served_reward']:,.1f}", oracle),
+        ("  first tenth", f"{share['first_tenth']:.1%}", "of the oracle's"),
+        ("  last tenth", f"{share['last_tenth']:.1%}", "of the oracle's"),
+        ("revenue earned", f"{numbers['reward']:,.1f}", earned),
+        ("regret/session", f"{regret['last_tenth']:.5f}", tenths),
+    ]
+
+
+def laid_out(rows: Sequence[TableRow]) -> str:
+    """Lay out rows as a table for people."""
+    return table(["", "", ""], rows).lstrip("\n")
+
+
+def flag(name: str, value: object) -> str:
+    """Return a setting as an option of the command line.
+
+    >>> flag("random_share", 0.1), flag("repeats", False)
+    ('--random-share 0.1', '--no-repeats')
+    """
+    option = name.replace("_", "-")
+    return f"--{'' if value else 'no-'}{option}" if isinstance(value, bool) else f"--{option} {value}"
