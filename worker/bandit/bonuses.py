@@ -218,7 +218,7 @@ class Spread:
 # ── how much to explore ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def explore_budget(users: int, t: int, episodes: int) -> int:
+def explore_budget(users: int, t: float, episodes: int) -> int:
     """Return M_t = max(1, ⌊N e^{−t / ln T}⌋), the users that AUCBBP lets explore in episode t of T.
 
     >>> [explore_budget(50, t, 300) for t in (0, 1, 5, 30)]
@@ -227,6 +227,15 @@ def explore_budget(users: int, t: int, episodes: int) -> int:
     if episodes < 2:
         raise InputError(f"the number of episodes must be at least 2 (ln T divides), not {episodes}")
     return max(1, math.floor(users * math.exp(-t / math.log(episodes))))
+
+
+def restarted(t: float, share: float, episodes: int) -> float:
+    """Return the clock t of M_t after a share of the ads, or of what was known, has become new: M_t is at least N·share.
+
+    >>> explore_budget(50, restarted(100, 0.5, 300), 300), restarted(1.0, 0.5, 300)
+    (25, 1.0)
+    """
+    return min(t, -math.log(share) * math.log(episodes)) if share > 0 else t
 
 
 def theory_radius(

@@ -10,11 +10,13 @@ from typing import Final
 from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES, check_combination
 from worker.errors import InputError
 from worker.stream.features import LONGEST_NAME, TAKEN, Features
 
-UNANSWERED = ("ignored", "passed")
+#: What a display without feedback means: the user left without a click, or saw it and passed.
+UNANSWERED = ("left", "passed")
 ANSWERS = ("learned", "all")
 _NUMBERS = (int, float)
 
@@ -82,8 +84,9 @@ class Arm:
 class LearningSettings:
     """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
 
-    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `answers`:
-    whether answer rates are learned, or all displays taken as answered. `learn_at_most`: sessions per window that are
+    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `spread`:
+    how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
+    "auto". `answers`: whether the rates at which users go on are learned, or all go on. `learn_at_most`: sessions per window that are
     learned from, about; 0: all.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
@@ -95,9 +98,10 @@ class LearningSettings:
     epsilon: float = 0.1
     bonus: str = "curve"
     beta: float | str = 1.5
+    spread: float = 1.0
     estimator: str = "laplace"
     ridge: float = 1.0
-    forgetting: float = 1.0
+    forgetting: float | str = AUTO
     warmup: int = 1
     horizon_episodes: int = 1000
     random_share: float = 0.0
@@ -105,7 +109,7 @@ class LearningSettings:
     session_timeout: int = 60_000
     lateness: int = 5_000
     window: int = 60_000
-    unanswered: str = "ignored"
+    unanswered: str = "left"
     model: str = "personal"
     intercept: bool = True
     answers: str = "learned"
@@ -137,26 +141,28 @@ class LearningSettings:
         check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
 
     def _check_numbers(self) -> None:
-        for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
-            value = getattr(self, name)
-            if name == "beta" and isinstance(value, str):
-                if value != "theory":
-                    raise InputError(f'beta must be a number or "theory", not {value!r}')
+        for name in ("epsilon", "random_share", "spread", "forgetting", "ridge", "beta"):
+            value, word = getattr(self, name), _WORDS.get(name)
+            if word is not None and isinstance(value, str):
+                if value != word:
+                    raise InputError(f'{name} must be a number or "{word}", not {value!r}')
                 continue
             if not is_number(value):
                 raise InputError(f"{name} must be a finite number, not {value!r}")
             object.__setattr__(self, name, float(value))
-        for name in ("epsilon", "random_share"):
+        for name in ("epsilon", "random_share", "spread"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
-        if not 0 < self.forgetting <= 1:
-            raise InputError(f"forgetting must be above 0 and at most 1 (1: off), not {self.forgetting}")
+        if not isinstance(self.forgetting, str) and not 0 < self.forgetting <= 1:
+            raise InputError(f"forgetting must be auto, or above 0 and at most 1 (1: off), not {self.forgetting}")
         if self.ridge <= 0:
             raise InputError(f"ridge must be a finite number above zero, not {self.ridge}")
         if not isinstance(self.beta, str) and self.beta < 0:
             raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
 
 
+#: Words that a setting may have in place of a number.
+_WORDS: Final = {"beta": "theory", "forgetting": AUTO}
 _LEAST = {
     "dim": 1,
     "horizon": 1,

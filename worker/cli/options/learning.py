@@ -6,12 +6,14 @@ Every field of `LearningSettings` is an option, and has its default there.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import time_option
@@ -22,18 +24,25 @@ from worker.stream.features import Feature, Features
 from worker.stream.settings import ANSWERS, UNANSWERED, LearningSettings
 
 
-def beta(text: str) -> float | str:
-    """Read a number of standard deviations, or `theory`.
+def number_or(word: str, **bounds: float) -> Callable[[str], float | str]:
+    """Return a reader of a number within bounds, or of a word.
 
-    >>> beta("1.5"), beta("theory")
-    (1.5, 'theory')
+    >>> number_or("auto", above=0, most=1)("0.5"), number_or("auto")("auto")
+    (0.5, 'auto')
     """
-    if text == "theory":
-        return text
-    try:
-        return float(number(least=0)(text))
-    except ValueError as error:
-        raise ValueError(f"{error} (or theory)") from None
+
+    def read(text: str) -> float | str:
+        if text == word:
+            return text
+        try:
+            return float(number(**bounds)(text))
+        except ValueError as error:
+            raise ValueError(f"{error} (or {word})") from None
+
+    return read
+
+
+beta = number_or("theory", least=0)
 
 
 _DEFAULTS = {f.name: f.default for f in fields(LearningSettings) if f.default is not MISSING}
@@ -53,6 +62,9 @@ _LEARNING = grouped(
     Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     Option("bonus", "exploration bonus added to Q", choices=BONUSES),
     Option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
+    Option(
+        "spread", "how far sessions differ in their optimism, so that new ads share out the displays", parse=_SHARE
+    ),
     Option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
     Option(
         "ridge",
@@ -61,8 +73,8 @@ _LEARNING = grouped(
     ),
     Option(
         "forgetting",
-        "factor γ per fold, for users who drift; 1: no forgetting",
-        parse=number(above=0, most=1),
+        "share of older displays that each fold keeps; auto: as much as the window itself confirms; 1: all",
+        parse=number_or(AUTO, above=0, most=1),
     ),
     count("warmup", "number of initial folds with random slates", least=0),
     count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
@@ -71,7 +83,7 @@ _LEARNING = grouped(
     time_option("session-timeout", "time after the arrival during which feedback counts"),
     time_option("lateness", "maximum delay of a record"),
     time_option("window", "length of an episode"),
-    Option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
+    Option("unanswered", "meaning of a display without feedback; passed where only clicks are reported", choices=UNANSWERED),
     count(
         "learn-at-most",
         "sessions per window to learn from, a sample if there are more; 0: all",
