@@ -62,12 +62,12 @@ class PersonalModel:
         "shared",
         "positions",
         "own",
-        "contexts.widths",
-        "contexts.squares",
-        "contexts.strengths",
-        "ads.widths",
-        "ads.squares",
-        "ads.strengths",
+        "context_groups.widths",
+        "context_groups.squares",
+        "context_groups.strengths",
+        "ad_groups.widths",
+        "ad_groups.squares",
+        "ad_groups.strengths",
         "precision.features",
         "precision.prior",
         "precision.information",
@@ -139,8 +139,8 @@ class PersonalModel:
         described = frozen_array(arrays["precision.features"])
         if described.ndim != 2 or len(described) != arms or not described.shape[1] or (described[:, 0] != 1).any():
             raise InputError("precision.features must be a row per arm that begins with 1")
-        groups, strengths = _unpacked_groups(arrays, "contexts", size - 1)
-        ad_groups, ad_strengths = _unpacked_groups(arrays, "ads", described.shape[1] - 1)
+        groups, strengths = _unpacked_groups(arrays, "context_groups", size - 1)
+        ad_groups, ad_strengths = _unpacked_groups(arrays, "ad_groups", described.shape[1] - 1)
         positions = frozen_array(arrays["positions"], (len(arrays["positions"]),))
         base = frozen_array(arrays["precision.prior"], (size,))
         inherited, count = arrays["precision.inherited"], size * described.shape[1] + len(positions)
@@ -149,7 +149,9 @@ class PersonalModel:
             prior=_shared_prior(base, ad_groups, ad_strengths),
             own=_own_prior(groups, strengths),
             information=_unpacked(frozen_array(arrays["precision.information"], (arms, size * (size + 1) // 2)), size),
-            crossing=frozen_array(arrays["precision.crossing"].reshape(arms, size, -1), (arms, size, len(positions))),
+            crossing=frozen_array(arrays["precision.crossing"], (arms, size * len(positions))).reshape(
+                arms, size, len(positions)
+            ),
             inherited=_unpacked(frozen_array(inherited, (count * (count + 1) // 2,))[None], count)[0]
             if len(inherited)
             else None,
@@ -181,7 +183,7 @@ class PersonalModel:
             precision.features,
             precision.prior[:, 0],
             precision.information[:, *triangle(precision.size)],
-            precision.crossing,
+            precision.crossing.reshape(self.arms, -1),
             np.zeros(0) if inherited is None else inherited[triangle(len(inherited))],
         )
         return dict(zip(self.fields, parts, strict=True))

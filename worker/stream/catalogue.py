@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from worker.bandit.answers import AnswerCounts
+from worker.bandit.bonuses import restarted
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, with_ads
@@ -89,7 +90,14 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> 
     current = replace(current, settings=settings)
     added = len(arms) - len(current.arms)
     answers = current.answers.with_arms(added) if added and current.answers is not None else current.answers
-    changed = replace(current, arms=tuple(arms), model=_grown(current, arms), answers=answers)
+    share = added / max(1, sum(arm.active for arm in arms))
+    changed = replace(
+        current,
+        arms=tuple(arms),
+        model=_grown(current, arms),
+        answers=answers,
+        clock=restarted(current.clock, share, settings.horizon_episodes),
+    )
     if added and (reason := too_large(changed)):
         return Refusal(order=order, reason=reason)
     return changed
@@ -103,7 +111,7 @@ def _grown(current: Parameters, arms: Sequence[Arm]) -> ClickModel:
     columns = ad_columns(settings, arms)
     model = current.model
     if added:
-        model = model.with_arms(added, ridge=settings.ridge, features=columns[-added:])
+        model = model.with_arms(added, features=columns[-added:])
     return model.with_features(columns)
 
 
@@ -221,8 +229,10 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
     taken = replace(
         current,
         arms=arms,
-        model=align(target.model, target.arms, arms, settings=current.settings),
+        model=align(target.model, target.arms, arms, settings=current.settings).with_horizon(current.settings.horizon),
         folds=target.folds,
+        clock=target.clock,
+        kept=target.kept,
         observations=target.observations,
         expected_sessions=target.expected_sessions,
         explore_budget=target.explore_budget,
@@ -244,7 +254,7 @@ def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, set
     indices = {name: index for index, name in enumerate(names)}
     fresh = [row for row, arm in enumerate(wanted) if arm.arm not in indices]
     indices |= {wanted[row].arm: len(names) + number for number, row in enumerate(fresh)}
-    grown = model.with_arms(len(fresh), ridge=settings.ridge, features=columns[fresh]) if fresh else model
+    grown = model.with_arms(len(fresh), features=columns[fresh]) if fresh else model
     return grown.choose_arms([indices[arm.arm] for arm in wanted]).with_features(columns)
 
 
@@ -256,6 +266,7 @@ def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
     return replace(
         parameters,
         settings=settings,
+        model=parameters.model.with_horizon(settings.horizon),
         thresholds=fitted_thresholds(parameters.thresholds, settings.horizon),
         ties=fitted_thresholds(parameters.ties, settings.horizon),
         answers=align_answers(parameters, parameters.arms, settings),

@@ -177,6 +177,7 @@ class ObservedSessions:
             contexts=prepare(self.contexts[rows]),
             sessions=sessions.astype(np.intp),
             arms=self.arms,
+            positions=self.positions - 1,
             clicked=self.clicked,
         )
 

@@ -23,11 +23,12 @@ from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import Floats
 from worker.bandit.bonuses import bonus_named, theory_radius
 from worker.bandit.click_model import ClickModel
+from worker.bandit.groups import Groups
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
-from worker.stream.chance import ALL, Shares
+from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
 from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
@@ -37,6 +38,8 @@ from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecor
 class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
+    `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
+    the share of older displays that the last fold kept.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
@@ -56,6 +59,8 @@ class Parameters:
     progress: Mapping[int, int] = field(default_factory=dict)
     frozen: bool = False
     folds: int = 0
+    clock: float = 0.0
+    kept: float = 1.0
     observations: int = 0
     expected_sessions: int = 0
     explore_budget: int = 0
@@ -174,6 +179,7 @@ class Parameters:
             active=active,
             repeats=self.settings.repeats,
             answers=self.rates,
+            arm_keys=stable_keys(arm.arm for arm in self.arms),
             dtype=dtype,
         )
 
@@ -184,6 +190,7 @@ class Parameters:
             Exploration(
                 beta=self.beta,
                 bonus=bonus_named(settings.bonus),
+                spread=settings.spread,
                 epsilon=settings.epsilon,
                 thresholds=self.thresholds or (0.0,) * settings.horizon,
                 ties=self.ties or None,
@@ -203,14 +210,28 @@ def ad_columns(settings: LearningSettings, arms: Sequence[Arm]) -> Floats:
     return np.zeros((len(arms), 0)) if settings.features is None else settings.features.ad_columns(arms)
 
 
-def first_model(settings: LearningSettings, arms: Sequence[Arm]) -> ClickModel:
-    """Return the belief about these arms before any data."""
+def first_model(settings: LearningSettings, arms: Sequence[Arm], contexts: Floats | None = None) -> ClickModel:
+    """Return the belief about these arms before any data.
+
+    With contexts as the model takes them, (n, columns), the priors of features follow their size in these sessions.
+    """
+    features = settings.features
+    groups = ad_groups = None
+    if features is not None and features.context:
+        widths = [feature.width for feature in features.context]
+        groups = Groups.measured(widths, np.ones((1, settings.dim)) if contexts is None else contexts)
+    if features is not None and features.ads:
+        widths = [feature.width for feature in features.ads]
+        ad_groups = Groups(widths=np.array(widths), squares=np.ones(len(widths)))
     return MODELS[settings.model].prior(
         dim=settings.dim,
         arms=len(arms),
         ridge=settings.ridge,
         features=ad_columns(settings, arms),
         intercept=settings.intercept,
+        horizon=settings.horizon,
+        groups=groups,
+        ad_groups=ad_groups,
     )
 
 

@@ -100,10 +100,10 @@ class PendingRecord(Struct, frozen=True, kw_only=True):
 
 
 class AnswerRecord(Struct, frozen=True, kw_only=True):
-    """Displays and answers so far."""
+    """Displays without a click so far, and after how many of them the user went on."""
 
-    displayed: Annotated[Array, described("Displays, shape (H, K).")]
-    answered: Annotated[Array, described("Displays that were answered, shape (H, K).")]
+    displayed: Annotated[Array, described("Displays without a click, shape (H, K).")]
+    answered: Annotated[Array, described("Displays that were answered by a pass, shape (H, K).")]
 
 
 class SharesRecord(Struct, frozen=True, kw_only=True):
@@ -117,20 +117,34 @@ class PrecisionRecord(Struct, frozen=True, kw_only=True):
     """Parts of the precision matrix A."""
 
     context: Annotated[
-        Array | UnsetType, described("additive: context block, shape (d, d), or with an intercept (d+1, d+1).")
+        Array | UnsetType, described("additive: context block, shape (d, d), or with an intercept (d+H, d+H).")
     ] = UNSET
     cross: Annotated[
-        Array | UnsetType, described("additive: cross block, shape (K, d) or (K, d+1), one row per arm.")
+        Array | UnsetType, described("additive: cross block, shape (K, d) or (K, d+H), one row per arm.")
+    ] = UNSET
+    prior: Annotated[
+        Array | UnsetType, described("Precision of the prior of the intercept and of each context column.")
     ] = UNSET
     arms: Annotated[Array | UnsetType, described("additive: diagonal of the arm block, shape (K).")] = UNSET
     features: Annotated[Array | UnsetType, described("personal: 1 and the features of each ad, shape (K, m).")] = UNSET
-    shared: Annotated[
-        Array | UnsetType,
-        described("personal: precision of the shared part, by columns, shape ((d+1)·m, (d+1)·m)."),
-    ] = UNSET
     information: Annotated[
         Array | UnsetType, described("personal: upper triangle of G_k, by rows, shape (K, (d+1)(d+2)/2).")
     ] = UNSET
+    crossing: Annotated[Array | UnsetType, described("personal: C_k of each arm, by rows, shape (K, (d+1)(H−1)).")] = (
+        UNSET
+    )
+    inherited: Annotated[
+        Array | UnsetType,
+        described("personal: upper triangle of what arms that were integrated out have said; empty if none were."),
+    ] = UNSET
+
+
+class GroupsRecord(Struct, frozen=True, kw_only=True):
+    """Declared features of contexts or of ads, as the model weighs them."""
+
+    widths: Annotated[Array, described("Columns of each feature.")]
+    squares: Annotated[Array, described("Mean squared length of each feature.")]
+    strengths: Annotated[Array, described("Precision of each feature: the higher, the less it matters.")]
 
 
 class VersionRecord(Struct, frozen=True, kw_only=True):
@@ -164,6 +178,8 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     ]
     frozen: Annotated[bool, described("Whether learning is frozen.")]
     folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
+    clock: Annotated[Amount, described("t of M_t: folds, less where new ads or a change set the clock back.")]
+    kept: Annotated[Probability, described("Share of older displays that the last fold kept.")]
     observations: Annotated[int, described("Number of displays observed so far.", **_WHOLE)]
     expected_sessions: Annotated[int, described("N: number of sessions in the last folded window.", **_WHOLE)]
     explore_budget: Annotated[int, described("M_t: number of sessions that may explore.", **_WHOLE)]
@@ -184,7 +200,11 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     ]
     estimator: Annotated[str, described("Estimator of a fold.", enum=list(ESTIMATORS))]
     ridge: Annotated[float, Meta(gt=0, description="λ: precision of the prior.")]
-    forgetting: Annotated[Probability, described("γ: forgetting factor per fold; 1 forgets nothing.")]
+    forgetting: Annotated[
+        Probability | Literal["auto"],
+        described("Share of older displays that a fold keeps; 1 forgets nothing, auto lets the window decide."),
+    ]
+    spread: Annotated[Rate, described("How far sessions differ in their optimism.")]
     warmup: Annotated[int, described("Number of folds before the policy starts.", **_WHOLE)]
     horizon_episodes: Annotated[int, described("T: number of windows in the schedule M_t.", minimum=2)]
     random_share: Annotated[Rate, described("Share of sessions with random slates.")]
@@ -231,7 +251,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     pending: PendingRecord | UnsetType = UNSET
     theta_context: Annotated[
         Array | UnsetType,
-        described("additive: context coefficients θ_x, shape (d); with an intercept, which comes first, (d+1)."),
+        described("additive: context coefficients θ_x, shape (d); with an intercept and H−1 positions, (d+H)."),
     ] = UNSET
     theta_arms: Annotated[Array | UnsetType, described("additive: arm coefficients θ_k, shape (K).")] = UNSET
     shared: Annotated[
@@ -239,14 +259,18 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         described("personal: shared part Γ, shape (d+1, m), m = 1 + columns of the features of ads."),
     ] = UNSET
     own: Annotated[Array | UnsetType, described("personal: own part v_k of each arm, shape (K, d+1).")] = UNSET
-    tastes: Annotated[Array | UnsetType, described("personal: precision λ_t of own tastes, shape (1).")] = UNSET
+    positions: Annotated[
+        Array | UnsetType, described("personal: effect b_h of each position after the first, shape (H−1).")
+    ] = UNSET
+    context_groups: Annotated[GroupsRecord | UnsetType, described("personal: features of contexts.")] = UNSET
+    ad_groups: Annotated[GroupsRecord | UnsetType, described("personal: features of ads.")] = UNSET
     precision: PrecisionRecord | UnsetType = UNSET
 
 
 #: Fields of a version that its record has under the same name.
 PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
-    *("folds", "observations", "expected_sessions", "explore_budget", "thresholds", "radius"),
+    *("folds", "clock", "kept", "observations", "expected_sessions", "explore_budget", "thresholds", "radius"),
 )
 #: Settings that a record has only if they are set.
 _OPTIONAL: Final = ("features", "learn_at_most")
@@ -379,7 +403,9 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     if size <= most:
         return None
     columns = 0 if settings.features is None else settings.features.ad_dim
-    nothing = type(model).prior(dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns)))
+    nothing = type(model).prior(
+        dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns)), horizon=settings.horizon
+    )
     fixed = largest_size((), nothing, settings)
     room = max(0, int((most - fixed) * len(arms) / max(1, size - fixed)))  # with ids as long as these on average
     return (

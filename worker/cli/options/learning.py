@@ -62,9 +62,7 @@ _LEARNING = grouped(
     Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     Option("bonus", "exploration bonus added to Q", choices=BONUSES),
     Option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
-    Option(
-        "spread", "how far sessions differ in their optimism, so that new ads share out the displays", parse=_SHARE
-    ),
+    Option("spread", "how far sessions differ in their optimism, so that new ads share out the displays", parse=_SHARE),
     Option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
     Option(
         "ridge",
@@ -83,7 +81,9 @@ _LEARNING = grouped(
     time_option("session-timeout", "time after the arrival during which feedback counts"),
     time_option("lateness", "maximum delay of a record"),
     time_option("window", "length of an episode"),
-    Option("unanswered", "meaning of a display without feedback; passed where only clicks are reported", choices=UNANSWERED),
+    Option(
+        "unanswered", "meaning of a display without feedback; passed where only clicks are reported", choices=UNANSWERED
+    ),
     count(
         "learn-at-most",
         "sessions per window to learn from, a sample if there are more; 0: all",
