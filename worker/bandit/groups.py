@@ -56,9 +56,9 @@ class Groups:
         return cls(widths=np.array([columns]), squares=np.array([float(columns)]))
 
     @classmethod
-    def numbers(cls, columns: int) -> Groups:
-        """Return standardised numbers, a feature each."""
-        return cls(widths=np.ones(columns, dtype=np.intp), squares=np.ones(columns))
+    def alike(cls, widths: Sequence[int]) -> Groups:
+        """Return features of these widths with q_g = 1: standardised numbers, and categories that everybody has."""
+        return cls(widths=np.array(widths, dtype=np.intp), squares=np.ones(len(widths)))
 
     @classmethod
     def measured(cls, widths: Sequence[int], columns: Floats) -> Groups:

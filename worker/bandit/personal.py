@@ -106,7 +106,7 @@ class PersonalModel:
             raise InputError("the model personal has an intercept; only additive runs without")
         described = arm_features(arms, features)
         groups = groups or Groups.vector(dim)
-        ad_groups = ad_groups or Groups.numbers(described.shape[1] - 1)
+        ad_groups = ad_groups or Groups.alike([1] * (described.shape[1] - 1))
         base = np.concatenate([[INTERCEPT_PRECISION], ridge * groups.by_column(groups.first)])
         precision = Hierarchy(
             features=described,

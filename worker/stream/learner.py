@@ -38,8 +38,18 @@ from worker.kernels import fingerprint
 from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.episodes import episode_of
-from worker.stream.events import Episode, FeedbackFact, JournalEvent, Opened, Order, Progress, Tag
-from worker.stream.folding import fold
+from worker.stream.events import (
+    ArmChange,
+    CatalogueChange,
+    Episode,
+    FeedbackFact,
+    JournalEvent,
+    Opened,
+    Order,
+    Progress,
+    Tag,
+)
+from worker.stream.folding import fold, with_new_arms
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, continued
 from worker.stream.troubles import Troubles
@@ -250,6 +260,8 @@ class Learner:
             outcome.refusals.append(replace(changed, offset=offset))
             outcome.troubles.add("order-refused", changed.reason)
         elif changed is not None:
+            if len(changed.arms) > len(current.arms) and isinstance(event, ArmChange | CatalogueChange):
+                changed = with_new_arms(changed, self._windows.plans())
             reached = self._watermark.reached
             soon = reached + 2 * self.settings.lateness if reached else 0
             self._make(changed, offset, max(current.effective_at, soon), outcome)

@@ -219,10 +219,9 @@ def first_model(settings: LearningSettings, arms: Sequence[Arm], contexts: Float
     groups = ad_groups = None
     if features is not None and features.context:
         widths = [feature.width for feature in features.context]
-        groups = Groups.measured(widths, np.ones((1, settings.dim)) if contexts is None else contexts)
+        groups = Groups.alike(widths) if contexts is None else Groups.measured(widths, contexts)
     if features is not None and features.ads:
-        widths = [feature.width for feature in features.ads]
-        ad_groups = Groups(widths=np.array(widths), squares=np.ones(len(widths)))
+        ad_groups = Groups.alike([feature.width for feature in features.ads])
     return MODELS[settings.model].prior(
         dim=settings.dim,
         arms=len(arms),

@@ -86,8 +86,8 @@ class LearningSettings:
 
     Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `spread`:
     how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
-    "auto". `answers`: whether the rates at which users go on are learned, or all go on. `learn_at_most`: sessions per window that are
-    learned from, about; 0: all.
+    "auto". `answers`: whether the rates at which users go on are learned, or all go on. `learn_at_most`: sessions per
+    window that are learned from, about; 0: all.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 

@@ -222,6 +222,11 @@ class OpenWindows:
             for record in old.answers:
                 self._at(record[1] // window, old.first_offset).answers.append(*record)
 
+    def plans(self) -> list[SessionPlan]:
+        """Return the plans of all open sessions that are learned from, in the order of their keys."""
+        certain = {key: plan for window in self._windows.values() for key, plan in window.sessions.items() if plan}
+        return [certain[key] for key in sorted(certain)]
+
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def due(self, until: int) -> list[int]:
