@@ -188,6 +188,19 @@ def served(client: HttpClient) -> int:
 # ── many, large and wrong requests ───────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.thorough
+def test_ten_thousand_idle_connections_do_not_stop_the_answers():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = 10_000 if hard == resource.RLIM_INFINITY else min(10_000, (hard - 300) // 2)  # both ends are here
+    with http(Memory(), HttpSettings(max_connections=10_000)) as client, ExitStack() as stack:
+        idle = [stack.enter_context(closing(connect(client))) for _ in range(count - 1)]
+        assert all(answers(client) for _ in range(20))
+        idle[0].sendall(REQUEST)
+        assert b"200 OK" in idle[0].recv(65_536)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_a_body_of_a_hundred_megabytes_is_refused_and_not_kept():
     before = _peak()
     with http(Memory()) as client:

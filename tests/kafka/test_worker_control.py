@@ -52,7 +52,7 @@ def test_orders_are_carried_out_by_the_learner_and_shown(fleet: Fleet, command: 
     assert "version 77 is not kept; the nearest is 5" in err
     eventually(lambda: worker.metric("adcascade_parameters_version") == 5)
     assert re.search(
-        r"version 6 serves sessions that arrive from (now|\S+ \(in \d+\.\d s\)) on",
+        r"version 6 serves sessions that arrive from (now|[\d :-]+ \(in \d+\.\d s\)) on",
         command("arms", "retire", "ad-1")[1],
     )
     file = tmp_path / "arms.csv"

@@ -269,3 +269,22 @@ def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: 
     bound = version_records.largest_size(arms, parameters.model, parameters.settings)
     reserved = bound - version_records.RESERVE
     assert reserved - 1_000 < len(encode_parameters(parameters)) <= reserved + 2_000
+
+
+def test_a_fact_that_raises_costs_itself_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = windows_module.pack_context
+
+    def raising(context: tuple[float, ...]) -> bytes:
+        if context == (6.0, 6.0):
+            raise ZeroDivisionError("as a test")
+        return pack(context)
+
+    monkeypatch.setattr(windows_module, "pack_context", raising)
+    facts = [opened(f"s{n}", context=(float(n), float(n))) for n in range(9)]
+    answers = [feedback(1, "a", n % 2 == 0, session_id=f"s{n}") for n in range(9)]
+    values = [*map(encode_journal, facts), b"{", *map(encode_journal, answers), encode_journal(progress(1_000))]
+    outcome = Learner(SETTINGS, ARMS).handle(enumerate(values))
+    assert [episode.sessions for episode in outcome.episodes] == [8]
+    assert [(kind, times) for kind, times, _ in outcome.troubles] == [("fold-passed-over", 2)]
+    (_, _, example), *_ = outcome.troubles
+    assert example.startswith("journal offset 9: "), "in the order of the journal"

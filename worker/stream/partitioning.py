@@ -20,6 +20,7 @@ from worker.stream.troubles import Troubles
 #: Samples of a topic that are kept, those from which its partitioner is judged, and the share that must agree.
 KEPT_SAMPLES: Final = 64
 LEAST_SAMPLES: Final = 12
+AT_FIRST: Final = 16  # samples of a batch until there are enough
 _AGREEING: Final = 0.95
 
 _MASK: Final = 0xFFFFFFFF
@@ -101,12 +102,12 @@ class PartitionSurvey:
         }
 
     def look(self, records: Sequence[Record], events: Sequence[Arrival | Feedback | None], troubles: Troubles) -> None:
-        """Take the first record of each topic in a batch as a sample."""
-        wanted = set(self._samples)
+        """Take samples of each topic in a batch: several until there are enough, then one."""
+        wanted = {topic: 1 if len(known) == KEPT_SAMPLES else AT_FIRST for topic, known in self._samples.items()}
         for record, event in zip(records, events, strict=True):
-            if event is not None and record.topic in wanted:
+            if event is not None and wanted[record.topic]:
                 self.sample(record, event.session_id, troubles)
-                wanted.discard(record.topic)
+                wanted[record.topic] -= 1
 
     def sample(self, record: Record, session_id: str, troubles: Troubles) -> None:
         """Take a record as a sample of its topic, and check its key."""

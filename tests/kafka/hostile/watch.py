@@ -14,7 +14,7 @@ from tests.kafka.hostile.driver import Driver
 from tests.kafka.hostile.fleet import HostileFleet
 
 #: Seconds without an answer, or without a version, after which somebody must be told.
-LONGEST: Final = 60.0
+LONGEST: Final = 30.0
 #: The kinds of trouble that say why nothing is served or learned; a worker that is not ready says so, too.
 WHY: Final[dict[str, frozenset[str]]] = {
     "serving": frozenset({"watermark-stalled"}),
