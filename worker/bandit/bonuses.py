@@ -230,7 +230,7 @@ def explore_budget(users: int, t: float, episodes: int) -> int:
 
 
 def restarted(t: float, share: float, episodes: int) -> float:
-    """Return the clock t of M_t after a share of the ads, or of what was known, has become new: M_t is at least N·share.
+    """Return the clock t of M_t after a share of the ads, or of what was known, is new: M_t is N·share or more.
 
     >>> explore_budget(50, restarted(100, 0.5, 300), 300), restarted(1.0, 0.5, 300)
     (25, 1.0)

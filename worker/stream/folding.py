@@ -21,6 +21,7 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -30,7 +31,7 @@ from threadpoolctl import ThreadpoolController
 
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats, Ints
-from worker.bandit.bonuses import bonus_named, explore_budget
+from worker.bandit.bonuses import bonus_named, explore_budget, restarted
 from worker.bandit.click_model import Observations
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
@@ -38,7 +39,7 @@ from worker.errors import AdcascadeError, EstimationError
 from worker.stream.chance import Shares
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation, stack_packed
 from worker.stream.joining import ClosedWindow, SessionPlan
-from worker.stream.parameters import Parameters, confidence_radius
+from worker.stream.parameters import Parameters, confidence_radius, first_model
 from worker.stream.session import excluded_indices, packed_indices
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
