@@ -145,7 +145,7 @@ def _answers(parent: Parameters, window: ClosedWindow, keep: float) -> AnswerCou
 
 def _radius(folded: Parameters, data: Observations) -> float:
     settings = folded.settings
-    square = (data.contexts**2).sum(axis=1).max(initial=settings.dim)
+    square = (data.contexts**2).sum(axis=1).max(initial=settings.model_dim)
     radius = confidence_radius(settings, folded.arms, largest_square=float(square), displays=folded.observations)
     # In this order a NaN is passed on to the gate.
     return max(radius, folded.radius) if isinstance(settings.beta, str) else radius
