@@ -13,6 +13,7 @@ from worker.bandit.learning import AUTO
 from worker.bandit.personal import PersonalModel
 from worker.console import table
 from worker.stream.chance import ALL
+from worker.stream.contexts import SCALES
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
 from worker.stream.strengths import strengths
@@ -38,7 +39,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
         "position_effects": model.position_effects.tolist(),
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
-        "standardisation": None if parameters.standardisation is None else asdict(parameters.standardisation),
+        "standardisation": _scales(parameters),
         "settings": _settings(parameters),
         "context": list(context_columns(parameters)),
         "theta_context": model.effects.tolist(),
@@ -57,6 +58,11 @@ def describe(parameters: Parameters) -> dict[str, Any]:
             for index, (arm, bias, deviation) in enumerate(zip(parameters.arms, model.biases, deviations, strict=True))
         ],
     }
+
+
+def _scales(parameters: Parameters) -> dict[str, Any] | None:
+    known = parameters.standardisation
+    return None if known is None else {name: getattr(known, name) for name in SCALES}
 
 
 def _settings(parameters: Parameters) -> dict[str, Any]:
@@ -281,7 +287,8 @@ def profile_report(parameters: Parameters, profile: AdProfile) -> str:
 
 def _who(taste: Taste) -> str:
     """Return the users whose clicks a taste raises against the average ad, or lowers."""
-    return taste.feature if "=" in taste.feature or "#" in taste.feature else f"high {taste.feature}"
+    are_marks = all("=" in part or "#" in part for part in taste.feature.split(" × "))
+    return taste.feature if are_marks else f"high {taste.feature}"
 
 
 def _tastes(tastes: tuple[Taste, ...]) -> str:
