@@ -233,9 +233,7 @@ def _fits(sessions: Sessions, logged: Sequence[LoggedSession]) -> Bools:
     return np.asarray(fits & ~excluded.any(axis=(1, 2)))
 
 
-def _prior(
-    widest: Parameters, served: LearningSettings, target: LearningSettings, contexts: Floats
-) -> ClickModel:
+def _prior(widest: Parameters, served: LearningSettings, target: LearningSettings, contexts: Floats) -> ClickModel:
     """Return the prior of the newest model that served, or that of a target which can tell users apart if it cannot.
 
     Features are those of the newest version with all arms of the log, and measured in its contexts.
