@@ -300,7 +300,9 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a hand-written file with the fields that it may leave out: a file that names no model is the simplest."""
     beta, arms = document.get("beta"), document.get("arms")
     theta, precision = document.get("theta_context"), document.get("precision")
-    without_prior = isinstance(theta, list) and isinstance(precision, dict) and "prior" not in precision
+    prior: dict[str, Any] = {}
+    if isinstance(theta, list) and isinstance(precision, dict):
+        prior = {"precision": {"prior": [1.0] * len(theta), **precision}}
     return {
         **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
         **{field.name: field.default for field in fields(Parameters) if field.name in PLAIN},
@@ -317,7 +319,7 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "sha256": "",
         "radius": beta if is_number(beta) else 0.0,
         **document,
-        **({"precision": {**precision, "prior": [1.0] * len(theta)}} if without_prior else {}),
+        **prior,
         "arms": [{"active": True, **arm} for arm in arms] if isinstance(arms, list) else arms,
     }
 
