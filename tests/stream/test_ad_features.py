@@ -13,9 +13,10 @@ from worker.errors import InputError
 from worker.stream import version_records
 from worker.stream.ad_features import MOST_INFERRED
 from worker.stream.catalogue import carry_out, catalogue_difference, describe_changes
+from worker.stream.chance import hashed_column
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Order
-from worker.stream.features import Features, hashed_column
+from worker.stream.features import Features
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings

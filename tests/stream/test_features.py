@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.stream.scenes import ADDITIVE, TOPICS, serving
 from worker.errors import InputError
+from worker.stream.chance import hashed_column
 from worker.stream.contexts import MISSING, pack_context
 from worker.stream.decoding import LARGEST_NUMBER, Limits, Rejected, decode_arrival
 from worker.stream.events import Arrival
@@ -23,7 +24,6 @@ from worker.stream.features import (
     Feature,
     Features,
     context_encoder,
-    hashed_column,
 )
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.session import Session, decode_state, encode_state

@@ -253,5 +253,7 @@ def _common_scale(contexts: Floats, served_by: Mapping[int, Parameters]) -> Floa
     if not known and newest.awaits_standardisation:
         features = newest.settings.features
         numbers = features.number_columns if features is not None and features.context else None
-        return Standardisation.estimate(contexts, numbers).apply(contexts)
+        return replace(newest, pending=None, standardisation=Standardisation.estimate(contexts, numbers)).prepared(
+            contexts
+        )
     return (known[-1] if known else newest).prepared(contexts)

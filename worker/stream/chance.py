@@ -54,6 +54,19 @@ def journal_number(salt: str, session_id: str) -> float:
     return _number(salt, session_id, b"journal")
 
 
+def hashed_column(name: str, value: str, columns: int) -> int:
+    """Return the column, from 0, that a value of a hashed category marks: blake2b(value) mod columns.
+
+    The key of the hash is made from the name of the feature, so equal values of two features are independent.
+
+    >>> hashed_column("country", "DE", 16), hashed_column("country", "FR", 16), hashed_column("city", "DE", 16)
+    (15, 6, 13)
+    """
+    key = blake2b(name.encode(), digest_size=32).digest()
+    digest = blake2b(value.encode(), digest_size=8, key=key, person=b"feature").digest()
+    return int.from_bytes(digest, "little") % columns
+
+
 def _number(salt: str, session_id: str, purpose: bytes) -> float:
     digest = blake2b(session_id.encode(), digest_size=8, key=_key(salt), person=purpose).digest()
     return (int.from_bytes(digest, "little") >> 11) * _UNIT

@@ -120,7 +120,7 @@ def _with_radius(parameters: Parameters, context: Floats) -> Parameters:
     if parameters.settings.beta != "theory" or parameters.radius > 0:
         return parameters
     radius = theory_radius(
-        dim=parameters.settings.dim,
+        dim=parameters.settings.model_dim,
         arms=len(parameters.arms),
         largest_reward=float(parameters.rewards.max()),
         largest_norm=math.hypot(1.0, *context.tolist()),

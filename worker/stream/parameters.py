@@ -29,7 +29,7 @@ from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
-from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
+from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
 from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
 
@@ -77,8 +77,10 @@ class Parameters:
     def __post_init__(self) -> None:
         if self.model.name != self.settings.model:
             raise ParametersError(f"the model is {self.model.name}, the settings say {self.settings.model}")
-        if self.model.dim != self.settings.dim:
-            raise ParametersError(f"the model has {self.model.dim} context features, dim says {self.settings.dim}")
+        if self.model.dim != self.settings.model_dim:
+            raise ParametersError(
+                f"the model has {self.model.dim} context features, the settings say {self.settings.model_dim}"
+            )
         if self.model.arms != len(self.arms):
             raise ParametersError(f"the model has {self.model.arms} arms, the catalogue {len(self.arms)}")
         names = [arm.arm for arm in self.arms]
@@ -159,8 +161,10 @@ class Parameters:
         return self.settings.standardise and self.standardisation is None and self.folds == 0
 
     def prepared(self, contexts: Floats) -> Floats:
-        """Return contexts (n, d) as the model takes them: standardised, a missing number as the mean."""
-        return without_gaps(contexts) if self.standardisation is None else self.standardisation.apply(contexts)
+        """Return contexts (n, d) as the model takes them: standardised, a missing number as the mean, then crossed."""
+        known, features = self.standardisation, self.settings.features
+        standardised = without_gaps(contexts) if known is None else known.apply(contexts)
+        return features.crossing.apply(standardised) if features is not None and features.crosses else standardised
 
     @property
     def ad_columns(self) -> Floats:
@@ -218,12 +222,12 @@ def first_model(settings: LearningSettings, arms: Sequence[Arm], contexts: Float
     features = settings.features
     groups = ad_groups = None
     if features is not None and features.context:
-        widths = [feature.width for feature in features.context]
+        widths = features.widths
         groups = Groups.alike(widths) if contexts is None else Groups.measured(widths, contexts)
     if features is not None and features.ads:
         ad_groups = Groups.alike([feature.width for feature in features.ads])
     return MODELS[settings.model].prior(
-        dim=settings.dim,
+        dim=settings.model_dim,
         arms=len(arms),
         ridge=settings.ridge,
         features=ad_columns(settings, arms),
@@ -248,10 +252,10 @@ def confidence_radius(
     if not isinstance(settings.beta, str):
         return settings.beta
     return theory_radius(
-        dim=settings.dim,
+        dim=settings.model_dim,
         arms=len(arms),
         largest_reward=max((arm.reward for arm in arms), default=0.0),
-        largest_norm=math.sqrt(1 + (settings.dim if largest_square is None else largest_square)),
+        largest_norm=math.sqrt(1 + (settings.model_dim if largest_square is None else largest_square)),
         ridge=settings.ridge,
         displays=displays,
     )
@@ -333,14 +337,14 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any], dim: int | N
     kind = MODELS[record.model]
     model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
     chosen = {name: getattr(record, name) for name in SETTINGS}
-    settings = LearningSettings(**{**chosen, "dim": model.dim if dim is None else dim})
+    settings = LearningSettings(**{**chosen, "dim": _dim(record, model) if dim is None else dim})
     counts = standardisation = pending = None
     if record.answer_counts is not UNSET:
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
         counts = AnswerCounts(displayed=displayed, answered=answered)
     if record.standardisation is not UNSET:
-        centre, scale = (read(f"standardisation.{name}") for name in ("centre", "scale"))
-        standardisation = Standardisation(centre=centre, scale=scale)
+        given = [name for name in SCALES if name in document["standardisation"]]
+        standardisation = Standardisation(**{name: read(f"standardisation.{name}") for name in given})
     if record.pending is not UNSET:
         arrays = {name: read(f"pending.{name}") for name in ARRAYS}
         pending = ObservedSessions.unpack(arrays, dim=settings.dim, arms=len(record.arms))
@@ -357,6 +361,11 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any], dim: int | N
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in PLAIN},
     )
+
+
+def _dim(record: VersionRecord, model: ClickModel) -> int:
+    """Return the length of a context where a record does not say it."""
+    return record.features.dim if record.features is not None and record.features.context else model.dim
 
 
 def _arm(record: ArmRecord) -> Arm:

@@ -118,6 +118,11 @@ class LearningSettings:
     learn_at_most: int = 300_000
 
     @property
+    def model_dim(self) -> int:
+        """The number of columns of a context in the model: `dim`, and those of crosses."""
+        return self.features.model_dim if self.features is not None and self.features.context else self.dim
+
+    @property
     def grace(self) -> int:
         """How long after its arrival a session is needed: no record of it counts later."""
         return self.session_timeout + self.lateness
@@ -213,12 +218,13 @@ def continued(settings: LearningSettings, published: LearningSettings) -> Learni
     """
     check_same_model(settings, published)
     ours, theirs = settings.features, published.features
-    for part in ("context", "ads"):
+    for part, of in (("context", "features of contexts"), ("ads", "features of ads"), ("crosses", "crosses")):
         mine = getattr(ours.declared, part) if ours is not None else ()
         known = getattr(theirs.declared, part) if theirs is not None else ()
-        if mine and mine != known:
+        is_given = mine or (part == "crosses" and ours is not None and ours.context)  # they belong to the contexts
+        if is_given and mine != known:
             raise InputError(
-                f"the declared features of {'contexts' if part == 'context' else 'ads'} differ from those of the "
+                f"the declared {of} differ from those of the "
                 "published parameters: a model of other features needs topics (or a state folder) of its own"
             )
     return replace(settings, features=theirs, standardise=published.standardise)

@@ -87,9 +87,10 @@ def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> li
         return []
     dim, model, known = parameters.settings.dim, parameters.model, parameters.standardisation
     declared = parameters.settings.features
-    names = declared.context_names if declared is not None and declared.context else ()
+    names = declared.model_names if declared is not None and declared.context else ()
     names = names or tuple(f"x{number}" for number in range(1, dim + 1))
     values = stack_packed(contexts, dim)
+    values = np.hstack([values, parameters.prepared(values)[:, dim:]])  # crosses are as the model takes them
     there = np.isfinite(values)
     means = np.where(there, values, 0.0).sum(axis=0) / np.maximum(1, there.sum(axis=0))
     effects = model.effects
@@ -98,8 +99,8 @@ def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> li
         {
             "name": names[index],
             "mean": _short(means[index]) if there[:, index].any() else None,
-            "centre": None if known is None else _short(known.centre[index]),
-            "scale": None if known is None else _short(known.scale[index]),
+            "centre": None if known is None or index >= dim else _short(known.typical[0][index]),
+            "scale": None if known is None or index >= dim else _short(known.typical[1][index]),
             "effect": _short(effects[index]),
         }
         for index in shown.tolist()
