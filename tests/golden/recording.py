@@ -110,7 +110,7 @@ class Run:
         if arm is None or (name, position) in self.answered or self.generator.random() < 0.08:
             return
         self.answered.add((name, position))
-        odds = TRUTH[int(arm.removeprefix("ad-"))] + 0.7 * self.contexts[name][0]
+        odds = self.odds(int(arm.removeprefix("ad-")), self.contexts[name], now)
         at = now + int(self.generator.integers(100, 1_500))
         feedback = Feedback(
             session_id=name,
@@ -120,6 +120,10 @@ class Run:
             clicked=bool(self.generator.random() < 1 / (1 + np.exp(-odds))),
         )
         self._send(at, self.topics.clicks, name, encode_feedback(feedback))
+
+    def odds(self, ad: int, context: tuple[float, ...], now: int) -> float:
+        """Return the true log-odds of a click."""
+        return float(TRUTH[ad] + 0.7 * context[0])
 
 
 def record(
