@@ -117,7 +117,7 @@ def test_the_features_that_carried_the_choice_are_named(call, tmp_path):
         assert set(parts) == {"base rate", "age", "device=mobile", "city=Rome"}
         assert 1 / (1 + np.exp(-sum(parts.values()))) == pytest.approx(one["probability"])
         assert (parts["device=mobile"] > 0) == (one["arm"] == "toy")
-        assert 0 < one["going_on"] < 1
+        assert 0 < one["answer_rate"] < 1
         assert 0.5 <= one["spread"] <= 1.5
 
 

@@ -171,7 +171,7 @@ def test_with_positions_rates_and_spread_the_numbers_are_those_of_the_definition
             width = np.sqrt(np.array([u @ covariance @ u]))
             stays = min(1.0, rates.arms[k] * rates.positions[h])
             gain = np.array([version.arms[k].reward - stays * ahead])
-            assert (one.probability, one.going_on) == (pytest.approx(chance[0]), pytest.approx(stays))
+            assert (one.probability, one.answer_rate) == (pytest.approx(chance[0]), pytest.approx(stays))
             assert one.spread == pytest.approx(factors[k])
             assert one.q == pytest.approx(stays * ahead + chance[0] * gain[0])
             optimism = one.spread * bonus_named(bonus).of(chance, 1.5 * width, gain)[0]

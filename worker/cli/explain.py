@@ -29,7 +29,7 @@ STRONGEST = 5  # parts of the log-odds of the chosen arm
 LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
 
 #: Fields of a candidate in JSON.
-CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "going_on", "spread", "contributions")
+CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "spread", "contributions")
 
 #: Settings that replace those of the record, with changes of their options.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -183,7 +183,7 @@ def _candidates(position: Position, rewards: dict[str, float]) -> str:
     ranked = sorted(position.arms, key=lambda one: (one.arm != position.choice, -one.score))
     columns: dict[str, list[float | None]] = {
         "probability": [one.probability for one in ranked],
-        "goes on": [one.going_on for one in ranked],
+        "goes on": [one.answer_rate for one in ranked],
         "reward": [rewards[one.arm] for one in ranked],
         "Q": [one.q for one in ranked],
         "width": [one.width for one in ranked],
@@ -221,7 +221,7 @@ def _named(part: Contribution) -> str:
 def reason(position: Position) -> str:
     """Return the reason for a choice in words."""
     chosen = next(one for one in position.arms if one.arm == position.choice)
-    stay = "" if chosen.going_on is None else f", by the {chosen.going_on:.0%} who then go on"
+    stay = "" if chosen.answer_rate is None else f", by the {chosen.answer_rate:.0%} who then go on"
     later = f"{position.continuation:.4g} can still be earned when it is passed over{stay}"
     if position.continuation == 0:
         later = "nothing is planned after it"

@@ -44,7 +44,7 @@ class Candidate:
     """An arm that competed for a position.
 
     probability : of a click at this position
-    going_on : share of the users without a click who go on; None where rates are not learned
+    answer_rate : share of the users without a click who go on; None where rates are not learned
     spread : factor of the session on the bonus; None without a session, or if the policy has no spread
     contributions : the parts of its log-odds, the largest first
     """
@@ -55,7 +55,7 @@ class Candidate:
     width: float
     bonus: float
     score: float
-    going_on: float | None = None
+    answer_rate: float | None = None
     spread: float | None = None
     contributions: tuple[Contribution, ...] = field(default=(), repr=False)
 
@@ -344,7 +344,7 @@ class _Contest:
                     width=float(self.widths[column]),
                     bonus=float(score[column] - q[column]),
                     score=float(score[column]),
-                    going_on=float(self.rates[h, column]) if learned else None,
+                    answer_rate=float(self.rates[h, column]) if learned else None,
                     spread=None if factors is None else float(factors[column]),
                     contributions=strongest_first(reasons[int(self.arms[column])] + effect),
                 )
