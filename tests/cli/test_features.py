@@ -46,6 +46,10 @@ def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_pat
     )
     assert (settings.horizon, settings.standardise) == (4, True)
     assert not learning_settings(resolved(tmp_path, TABLES, "--no-standardise"), 3).standardise
+    crossed = learning_settings(resolved(tmp_path, f"[features]\ncrosses = [['device', 'age']]\n{TABLES}"), 3)
+    assert crossed.features is not None
+    assert crossed.features.crosses == (("device", "age"),)
+    assert (crossed.dim, crossed.model_dim) == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,11 @@ def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_pat
         ("[features.user]\nage = 'number'\n", r"\[features\] has no table 'user'"),
         ("[features.context]\nage = 'years'\n", "age must be"),
         ("[features.context]\nage = 'number'\nage = 'number'\n", "not valid TOML"),
+        ("[features]\ncrosses = 'all'\n", "there is none of contexts"),
+        (
+            "[features]\ncrosses = [['age', 'sex']]\n[features.context]\nage = 'number'\n",
+            "'sex' is no declared feature",
+        ),
         ("[feature.context]\nage = 'number'\n", r"unknown table \[feature\]; did you mean features\?"),
     ],
 )

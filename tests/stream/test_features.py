@@ -66,7 +66,7 @@ def decode(context: Any, *, features: Features | None = DECLARED, standardise: b
         ({"context": {"country": {"hashed": 0}}}, "'country': hashed must be a number of columns, at least 1"),
         ({"context": {"country": {"hashed": 1.5}}}, "hashed must be a number of columns"),
         ({"context": {"country": {"hashed": True}}}, "hashed must be a number of columns"),
-        ({"context": {"country": {"hashed": MOST_COLUMNS + 1}}}, "have 4,097 columns, more than 4,096"),
+        ({"context": {"country": {"hashed": MOST_COLUMNS + 1}}}, "have 4,097 columns, more than 4,096: 'country' has"),
         ({"context": {"": "number"}}, "name must have 1 to 64 printable characters"),
         ({"context": {"a\n": "number"}}, "name must have 1 to 64 printable characters"),
         ({"ads": {"arm": "number"}}, "cannot have the name 'arm'"),

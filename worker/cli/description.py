@@ -249,7 +249,8 @@ def profile_report(parameters: Parameters, profile: AdProfile) -> str:
 
 def _who(taste: Taste) -> str:
     """Return the users whose clicks a taste raises against the average ad, or lowers."""
-    return taste.feature if "=" in taste.feature or "#" in taste.feature else f"high {taste.feature}"
+    are_marks = all("=" in part or "#" in part for part in taste.feature.split(" × "))
+    return taste.feature if are_marks else f"high {taste.feature}"
 
 
 def _tastes(tastes: tuple[Taste, ...]) -> str:

@@ -9,8 +9,8 @@ Rules that hold in this file:
 
 - λ and the unit maximise the likelihood of a normal distribution, on a grid. Units are parts of the median of |x|, so
   that it does not matter whether a number comes in cents or in thousands.
-- λ stays 1 unless the likelihood gains `LEAST_GAIN` nats per session. That is a skew as of exp(0.37 z). A normal number
-  gains as much by chance in one of about 20,000 samples of `LEAST_VALUES` (a likelihood ratio of 10 nats).
+- λ stays 1 unless the likelihood gains `LEAST_GAIN` nats per value: as much as exp(0.37 z) gains, and more than any of
+  20,000 normal samples of `LEAST_VALUES` did.
 - Zeros are left out of the choice: they stay 0 under every exponent, and many of them would decide it.
 - Every number is transformed by itself. No number overflows into something that is no number.
 
@@ -29,7 +29,7 @@ from worker.bandit.arrays import Floats
 EXPONENTS: Final = (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 #: Units that are tried, as parts of the median of |x|.
 UNITS: Final = (1.0, 0.1, 0.01, 0.001)
-#: Nats per session that an exponent other than 1 must gain.
+#: Nats per value that an exponent other than 1 must gain.
 LEAST_GAIN: Final = 0.1
 #: Fewest values other than 0 that an exponent is chosen by, and about the most that are looked at.
 LEAST_VALUES: Final = 100

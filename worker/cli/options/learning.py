@@ -92,7 +92,7 @@ _LEARNING = grouped(
     Option("standardise", "standardisation of numbers in contexts, by the first sessions", flag=True),
     Option(
         "features",
-        "declared features of contexts and of ads, in the tables [features.context] and [features.ads]",
+        "declared features, in the tables [features.context] and [features.ads], and crosses of those of contexts",
         parse=Features.of_table,
         table=True,
     ),
