@@ -91,6 +91,7 @@ def belief(
         precision=Precision.prior(dim=dim, arms=arms, ridge=ridge).plus(
             ByArm(contexts, sessions=sessions, arms=shown), generator.uniform(0.02, 0.25, displayed)
         ),
+        prior_precision=np.full(dim, ridge),
     )
 
 

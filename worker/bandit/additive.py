@@ -252,6 +252,8 @@ class AdditiveModel:
     def with_horizon(self, horizon: int) -> AdditiveModel:
         effects = self.precision.dim - len(self.prior_precision)
         more = max(0, horizon - 1 - effects) if self.intercept else 0
+        if not more:
+            return self
         theta = np.concatenate([self.theta_context, np.zeros(more)])
         return replace(self, theta_context=theta, precision=self.precision.with_columns(np.ones(more)))
 

@@ -349,6 +349,8 @@ class PersonalModel:
 
     def with_horizon(self, horizon: int) -> PersonalModel:
         more = max(0, horizon - 1 - len(self.positions))
+        if not more:
+            return self
         positions = np.concatenate([self.positions, np.zeros(more)])
         return replace(self, positions=positions, precision=self.precision.with_positions(len(positions)))
 

@@ -73,6 +73,7 @@ class Scene:
             contexts=contexts,
             sessions=rows,
             arms=slates[rows, positions],
+            positions=positions,
             clicked=(positions == clicked[rows]).astype(np.float64),
         )
 

@@ -111,7 +111,9 @@ class Relearner:
             settings = self._learner.settings
             end = self._log.last_time + settings.window + settings.grace
         self._advance_to(end)
-        while self._orders:  # given at a time after the rest of the log
+        if self._orders:  # given at a time after the rest of the log
+            self._progress(end)
+        while self._orders:
             self._apply_order()
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -262,7 +262,8 @@ class Learner:
             outcome.troubles.add("order-refused", changed.reason)
         elif changed is not None:
             if len(changed.arms) > len(current.arms) and isinstance(event, ArmChange | CatalogueChange):
-                changed = with_new_arms(changed, self._windows.plans())
+                # All sessions of this time are in the journal: which of the later ones are already is left to chance.
+                changed = with_new_arms(changed, self._windows.plans(self.watermark - self.settings.lateness))
             reached = self._watermark.reached
             soon = reached + 2 * self.settings.lateness if reached else 0
             self._make(changed, offset, max(current.effective_at, soon), outcome)

@@ -287,8 +287,8 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
     try:
         if given is not None and digest_of(document) != given:
             raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-        record = msgspec.convert(document if complete else _completed(document), VersionRecord)
-        return _parameters(record, document)
+        whole = document if complete else _completed(document)
+        return _parameters(msgspec.convert(whole, VersionRecord), whole, document.get("dim"))
     except ParametersError:
         raise
     except InputError as error:
@@ -303,6 +303,10 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
 def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a hand-written file with the fields that it may leave out: a file that names no model is the simplest."""
     beta, arms = document.get("beta"), document.get("arms")
+    theta, precision = document.get("theta_context"), document.get("precision")
+    prior: dict[str, Any] = {}
+    if isinstance(theta, list) and isinstance(precision, dict):
+        prior = {"precision": {"prior": [1.0] * len(theta), **precision}}
     return {
         **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
         **{field.name: field.default for field in fields(Parameters) if field.name in PLAIN},
@@ -313,16 +317,18 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "intercept": False,
         "answers": "all",
         "standardise": False,
+        "spread": 0.0,
         "learn_at_most": 0,
         "dim": 1,
         "sha256": "",
         "radius": beta if is_number(beta) else 0.0,
         **document,
+        **prior,
         "arms": [{"active": True, **arm} for arm in arms] if isinstance(arms, list) else arms,
     }
 
 
-def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameters:
+def _parameters(record: VersionRecord, document: Mapping[str, Any], dim: int | None) -> Parameters:
     def read(name: str) -> Floats:
         return array_in(document, name)
 
@@ -331,7 +337,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
     kind = MODELS[record.model]
     model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
     chosen = {name: getattr(record, name) for name in SETTINGS}
-    settings = LearningSettings(**{**chosen, "dim": document.get("dim", _dim(record, model))})
+    settings = LearningSettings(**{**chosen, "dim": _dim(record, model) if dim is None else dim})
     counts = standardisation = pending = None
     if record.answer_counts is not UNSET:
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)

@@ -10,7 +10,7 @@ Columns of contexts have the names of the declaration; without one they are x[1]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
@@ -22,6 +22,7 @@ from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 
 BASE_RATE: Final = "base rate"
+POSITION: Final = "position"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,21 @@ def contributions(
         for name, value, standard, coefficient, is_mark in columns
         if not is_mark or standard != 0
     ]
+    return strongest_first(parts)
+
+
+def strongest_first(parts: Iterable[Contribution]) -> tuple[Contribution, ...]:
+    """Return parts of log-odds, the largest first."""
     return tuple(sorted(parts, key=lambda part: -abs(part.contribution)))
+
+
+def position_effect(parameters: Parameters, h: int) -> tuple[Contribution, ...]:
+    """Return the part of a position, from 0, in the log-odds of every ad; none if it has no effect."""
+    effects = parameters.model.position_effects
+    effect = float(effects[min(h, len(effects) - 1)])
+    if not effect:
+        return ()
+    return (Contribution(feature=POSITION, value=h + 1.0, standardised=1.0, coefficient=effect, contribution=effect),)
 
 
 def _marks(features: Features | None, dim: int) -> list[bool]:

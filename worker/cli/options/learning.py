@@ -18,7 +18,7 @@ from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import time_option
 from worker.errors import InputError
-from worker.simulation.environments import ENVIRONMENTS
+from worker.simulation.environments import LASTING
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
 from worker.stream.features import Feature, Features
 from worker.stream.settings import ANSWERS, UNANSWERED, LearningSettings
@@ -140,12 +140,12 @@ SEED = count("seed", "random seed of the world and its users", 0, least=0)
 def world(defaults: Any) -> tuple[Option, ...]:
     """Return the options of a world, with the defaults of a command."""
     return (
-        Option("environment", "simulated world", choices=ENVIRONMENTS, default=defaults.environment),
+        Option("environment", "simulated world", choices=LASTING, default=defaults.environment),
         count("dim", "number d of context features", defaults.dim),
         count("arms", "number K of arms", defaults.arms),
         Option(
             "stay",
-            "probability that a display is answered, multiplied by the answer rate of its arm",
+            "share of the users without a click who go on, multiplied by that of the arm",
             parse=number(above=0, most=1),
             default=defaults.stay,
         ),

@@ -116,7 +116,7 @@ def regret(demo: Demo, beside: Beside | None) -> bytes:
         bound = _per_session(demo, lambda row: row.episode.regret_bound)
         axes.plot(*bound, label="bound, if the model is right", color=BOUND, linestyle="--", linewidth=1.4)
         posterior = _per_session(demo, lambda row: row.episode.regret_posterior)
-        axes.plot(*posterior, label="posterior estimate, if the model is right", color=POSTERIOR, linestyle="-.", linewidth=1.4)
+        axes.plot(*posterior, label="posterior, if the model is right", color=POSTERIOR, linestyle="-.", linewidth=1.4)
         axes.set(title="Time-averaged regret per session", xlabel="episode t", yscale="log")
         axes.set_ylabel("Σ regret / Σ sessions, up to t")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
