@@ -11,6 +11,7 @@ from worker.bandit.arrays import sigmoid
 from worker.bandit.personal import PersonalModel
 from worker.console import table
 from worker.stream.chance import ALL
+from worker.stream.contexts import SCALES
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
 from worker.stream.tastes import AdProfile, Taste, context_columns
@@ -34,7 +35,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "tastes": model.tastes if isinstance(model, PersonalModel) else None,
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
-        "standardisation": None if parameters.standardisation is None else asdict(parameters.standardisation),
+        "standardisation": _scales(parameters),
         "settings": _settings(parameters),
         "context": list(context_columns(parameters)),
         "theta_context": model.effects.tolist(),
@@ -53,6 +54,11 @@ def describe(parameters: Parameters) -> dict[str, Any]:
             for index, (arm, bias, deviation) in enumerate(zip(parameters.arms, model.biases, deviations, strict=True))
         ],
     }
+
+
+def _scales(parameters: Parameters) -> dict[str, Any] | None:
+    known = parameters.standardisation
+    return None if known is None else {name: getattr(known, name) for name in SCALES}
 
 
 def _settings(parameters: Parameters) -> dict[str, Any]:

@@ -33,6 +33,11 @@ MOST_PAIRS: Final = 64
 #: The declaration of a cross of every two features.
 EVERY: Final = "all"
 
+_MIXING: Final = tuple(
+    (np.uint64(shift), np.uint64(factor))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+)
+
 #: The names of two features that are crossed.
 Pair: TypeAlias = tuple[str, str]
 
@@ -68,14 +73,28 @@ def check_crosses(features: Sequence[Feature], crosses: Sequence[Pair]) -> None:
         seen.add(frozenset((left, right)))
 
 
-class _Hashed(NamedTuple):
-    """A cross of two categories whose pairs share columns: pair (i, j) marks `first` + `columns`[i, j]."""
+def width_of(left: Feature, right: Feature) -> int:
+    """Return the number of columns of a cross."""
+    width = left.width * right.width
+    return width if "number" in (left.kind, right.kind) else min(width, MOST_PAIRS)
 
+
+class _Hashed(NamedTuple):
+    """A cross of two categories whose pairs share columns, with a key of every value."""
+
+    names: Pair
+    first: int
     left: slice
     right: slice
-    first: int
-    columns: Ints
-    names: Pair
+    left_keys: NDArray[np.uint64]
+    right_keys: NDArray[np.uint64]
+
+    def columns(self, left: Ints, right: Ints) -> Ints:
+        """Return the columns that pairs of values mark, (n,), by SplitMix64 of the keys of both."""
+        words = self.left_keys[left] ^ self.right_keys[right]
+        for shift, factor in _MIXING:
+            words = (words ^ (words >> shift)) * factor
+        return self.first + (words % np.uint64(MOST_PAIRS)).astype(np.intp)
 
 
 class Crossing:
@@ -104,14 +123,13 @@ class Crossing:
         self._hashed: list[_Hashed] = []
         for names in crosses:
             (left, a), (right, b) = by_name[names[0]], by_name[names[1]]
-            width = left.width * right.width
-            if "number" in (left.kind, right.kind) or width <= MOST_PAIRS:
+            width = width_of(left, right)
+            if width == left.width * right.width:
                 left_columns += np.repeat(np.arange(a.start, a.stop), right.width).tolist()
                 right_columns += list(range(b.start, b.stop)) * left.width
                 places += range(first, first + width)
             else:
-                width = MOST_PAIRS
-                self._hashed.append(_Hashed(a, b, first, _hashed_pairs(left, right), names))
+                self._hashed.append(_Hashed(names, first, a, b, _keys(left), _keys(right)))
             self.widths.append(width)
             first += width
         self.model_dim = first
@@ -130,7 +148,7 @@ class Crossing:
             # A category marks one column at most; without a mark, the product is 0.
             left, right = standardised[:, one.left], standardised[:, one.right]
             i, j = left.argmax(axis=1), right.argmax(axis=1)
-            crossed[rows, one.first + one.columns[i, j]] = left[rows, i] * right[rows, j]
+            crossed[rows, one.columns(i, j)] = left[rows, i] * right[rows, j]
         return crossed
 
     def numbers(self, are_numbers: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -156,10 +174,6 @@ class Crossing:
         return tuple(names)
 
 
-def _hashed_pairs(left: Feature, right: Feature) -> Ints:
-    """Return the column that each pair of values marks, (values of left, values of right)."""
-    name = f"{left.name} × {right.name}"
-    return np.array(
-        [[hashed_column(name, f"{a} × {b}", MOST_PAIRS) for b in right.column_names] for a in left.column_names],
-        dtype=np.intp,
-    )
+def _keys(feature: Feature) -> NDArray[np.uint64]:
+    """Return a stable hash of every value of a category."""
+    return np.array([hashed_column(feature.name, value, 1 << 64) for value in feature.column_names], dtype=np.uint64)

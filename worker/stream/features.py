@@ -30,7 +30,7 @@ from worker.bandit.arrays import Floats
 from worker.errors import InputError
 from worker.stream.chance import hashed_column
 from worker.stream.contexts import MISSING, Standardisation
-from worker.stream.crosses import Crossing, Pair, check_crosses, crosses_of
+from worker.stream.crosses import Crossing, Pair, check_crosses, crosses_of, width_of
 from worker.stream.events import described
 
 if TYPE_CHECKING:
@@ -177,8 +177,6 @@ class Features:
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
                 raise InputError(f"the feature {repeated!r} of {of} is declared twice")
-            if (width := sum(feature.width for feature in part)) > MOST_COLUMNS:
-                raise InputError(f"the features of {of} have {width:,} columns, more than {MOST_COLUMNS:,}")
         for feature in self.ads:
             if feature.name == REWARD:
                 if feature.kind != "number":
@@ -186,6 +184,11 @@ class Features:
             elif feature.name in TAKEN:
                 raise InputError(f"a feature of ads cannot have the name {feature.name!r}, which has another meaning")
         check_crosses(self.context, self.crosses)
+        for widths, of in ((self.named_widths, "contexts"), ([(one.name, one.width) for one in self.ads], "ads")):
+            if (total := sum(width for _, width in widths)) > MOST_COLUMNS:
+                raise InputError(
+                    f"the features of {of} have {total:,} columns, more than {MOST_COLUMNS:,}: {widest(widths)}"
+                )
 
     @property
     def dim(self) -> int:
@@ -214,15 +217,22 @@ class Features:
         """Computes the columns of crosses from standardised contexts."""
         return _crossing(self.context, self.crosses)
 
-    @property
-    def model_dim(self) -> int:
-        """The number of columns of a context in the model, crosses included."""
-        return self.crossing.model_dim
+    @cached_property
+    def named_widths(self) -> list[tuple[str, int]]:
+        """Name of each feature of contexts and its columns in the model; each cross is a feature."""
+        features = {feature.name: feature for feature in self.context}
+        crosses = [(f"{left} × {right}", width_of(features[left], features[right])) for left, right in self.crosses]
+        return [(feature.name, feature.width) for feature in self.context] + crosses
 
     @property
     def widths(self) -> list[int]:
-        """Columns of each feature of contexts in the model; each cross is a feature."""
-        return self.crossing.widths
+        """Columns of each feature of contexts in the model, crosses last."""
+        return [width for _, width in self.named_widths]
+
+    @cached_property
+    def model_dim(self) -> int:
+        """The number of columns of a context in the model, crosses included."""
+        return sum(self.widths)
 
     @cached_property
     def model_names(self) -> tuple[str, ...]:
@@ -325,6 +335,16 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
+
+
+def widest(widths: Sequence[tuple[str, int]]) -> str:
+    """Return for a message which feature has the most columns, and what to do about it.
+
+    >>> widest([("age", 1), ("country", 1000)])
+    "'country' has the most, 1,000: hash it into fewer, or leave it out"
+    """
+    name, width = max(widths, key=lambda one: one[1])
+    return f"{name!r} has the most, {width:,}: hash it into fewer, or leave it out"
 
 
 _LONGEST_SHOWN: Final = 64

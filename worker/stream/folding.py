@@ -108,12 +108,17 @@ def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
     A display without an answer was not clicked. Displays of arms that the version does not have are left out.
     """
     arms = window.slates.arms(np.concatenate([window.codes, window.unanswered_codes]), parameters.indices)
-    known, none = arms >= 0, np.zeros(len(window.unanswered_codes))
+    none = np.zeros(len(window.unanswered_codes))
+    rows = np.concatenate([window.rows, window.unanswered_rows])
+    positions = np.concatenate([window.positions, window.unanswered_positions])
+    # Session by session, so that windows which wait for each other sum up in the order of one window.
+    known = np.lexsort((positions, rows))
+    known = known[arms[known] >= 0]
     sessions = ObservedSessions(
         contexts=stack_packed([plan.context for plan in window.plans], parameters.settings.dim),
-        rows=np.concatenate([window.rows, window.unanswered_rows])[known],
+        rows=rows[known],
         arms=arms[known],
-        positions=np.concatenate([window.positions, window.unanswered_positions])[known],
+        positions=positions[known],
         clicked=np.concatenate([window.clicked, none])[known].astype(np.float64),
     )
     return sessions if parameters.pending is None else parameters.pending.followed_by(sessions)

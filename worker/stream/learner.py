@@ -51,7 +51,7 @@ from worker.stream.events import (
 )
 from worker.stream.folding import fold, with_new_arms
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings, continued
+from worker.stream.settings import Arm, LearningSettings, check_columns, continued
 from worker.stream.troubles import Troubles
 from worker.stream.version_records import check_size
 from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
@@ -116,6 +116,7 @@ class Learner:
         self._known = by_version(history)
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
+            check_columns(settings, len(arms))
             first = Parameters.first(settings, tuple(arms))
             check_size(first)
             self._start(first)

@@ -29,7 +29,7 @@ from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
-from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
+from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
 from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
 
@@ -337,8 +337,8 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
         counts = AnswerCounts(displayed=displayed, answered=answered)
     if record.standardisation is not UNSET:
-        centre, scale = (read(f"standardisation.{name}") for name in ("centre", "scale"))
-        standardisation = Standardisation(centre=centre, scale=scale)
+        given = [name for name in SCALES if name in document["standardisation"]]
+        standardisation = Standardisation(**{name: read(f"standardisation.{name}") for name in given})
     if record.pending is not UNSET:
         arrays = {name: read(f"pending.{name}") for name in ARRAYS}
         pending = ObservedSessions.unpack(arrays, dim=settings.dim, arms=len(record.arms))

@@ -168,7 +168,7 @@ def ad_profile(parameters: Parameters, arm: int, *, confidence: float = 0.95) ->
     known = parameters.standardisation
     scales = np.ones(model.dim)
     if known is not None:
-        scales[: len(known.scale)] = known.scale
+        scales[: len(known.scale)] = known.typical[1]
     tastes = [
         Taste(
             feature=name,

@@ -29,7 +29,7 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
 from worker.stream.chance import ALL
-from worker.stream.contexts import LEAST_SESSIONS
+from worker.stream.contexts import LEAST_SESSIONS, SCALES
 from worker.stream.events import (
     MOST,
     Active,
@@ -83,10 +83,17 @@ class ArmRecord(Struct, frozen=True, kw_only=True):
 
 
 class ScaleRecord(Struct, frozen=True, kw_only=True):
-    """Centre and scale of the contexts: the model works on clip((x − centre) / scale, ±8)."""
+    """Scale of the contexts: the model works on clip((y − centre) / scale, ±8), y being the number transformed."""
 
     centre: Annotated[Array, described("Shape (d).")]
     scale: Annotated[Array, described("Shape (d), above zero.")]
+    exponent: Annotated[
+        Array | UnsetType,
+        described("λ of the Yeo–Johnson transformation of each number, shape (d); 1 or missing: none."),
+    ] = UNSET
+    unit: Annotated[
+        Array | UnsetType, described("Unit that a number is divided by if its exponent is not 1, shape (d).")
+    ] = UNSET
 
 
 class PendingRecord(Struct, frozen=True, kw_only=True):
@@ -336,7 +343,7 @@ def arrays_of(parameters: Parameters) -> dict[str, Floats]:
     if (counts := parameters.answers) is not None:
         arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in COUNTS}
     if (known := parameters.standardisation) is not None:
-        arrays |= {"standardisation.centre": known.centre, "standardisation.scale": known.scale}
+        arrays |= {f"standardisation.{name}": getattr(known, name) for name in SCALES}
     if parameters.pending is not None:
         arrays |= {f"pending.{name}": array for name, array in parameters.pending.pack().items()}
     return arrays
@@ -384,7 +391,7 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
-        sizes += [settings.dim] * 2  # centre and scale
+        sizes += [settings.dim] * len(SCALES)
         sizes += [(LEAST_SESSIONS - 1) * settings.dim, *[(LEAST_SESSIONS - 1) * settings.horizon] * 4]  # pending
     packed = sum(_PER_ARRAY + 4 * (8 * size // 3 + 1) for size in sizes)
     return RESERVE + ids + _PER_ARM * len(arms) + features + declared + packed

@@ -99,8 +99,8 @@ def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> li
         {
             "name": names[index],
             "mean": _short(means[index]) if there[:, index].any() else None,
-            "centre": None if known is None or index >= dim else _short(known.centre[index]),
-            "scale": None if known is None or index >= dim else _short(known.scale[index]),
+            "centre": None if known is None or index >= dim else _short(known.typical[0][index]),
+            "scale": None if known is None or index >= dim else _short(known.typical[1][index]),
             "effect": _short(effects[index]),
         }
         for index in shown.tolist()
