@@ -21,6 +21,7 @@ from worker.stream.chance import hashed_column
 from worker.stream.contexts import MISSING
 from worker.stream.crosses import MOST_PAIRS
 from worker.stream.features import MOST_COLUMNS, Feature, Features
+from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LearningSettings, check_columns, continued
 from worker.stream.tastes import ad_profile, columns_of_object, context_columns, contributions
@@ -151,6 +152,8 @@ def test_columns_that_do_not_fold_in_a_tenth_of_the_window_are_refused() -> None
     settings = LearningSettings(dim=wide.dim, features=wide)
     with pytest.raises(InputError, match=r"about 14 s per fold, .* 735 columns fit, and 'country' has the most, 1,000"):
         check_columns(settings, 10)
+    with pytest.raises(InputError, match="and 3 ads take about"):
+        Learner(replace(settings, window=10_000), ARMS)
     check_columns(replace(settings, window=600_000), 10)
     check_columns(settings, 1)
     fits = Features.of_table({"context": {"age": "number", "country": {"hashed": 734}}})
