@@ -99,6 +99,8 @@ def test_zeros_do_not_decide_and_few_values_are_not_judged() -> None:
     assert np.corrcoef(known.apply(spent[paid, None])[:, 0], Z[paid])[0, 1] > 0.999
     assert chosen_scale(np.append(np.exp(2 * Z[: LEAST_VALUES - 1]), [0.0, np.nan])) == (1.0, 1.0)
     assert chosen_scale(np.exp(2 * Z[:LEAST_VALUES]))[0] == 0.0
+    assert chosen_scale(np.exp(0.6 * Z))[0] == 0.0
+    assert chosen_scale(np.exp(0.6 * Z[:30])) == (1.0, 1.0), "30 values might be so by chance"
 
 
 def test_only_numbers_get_an_exponent_and_none_where_it_is_not_asked_for() -> None:
