@@ -3,6 +3,8 @@
 - pseudo-regret: against the true model, so in simulations only;
 - the optimistic gap: an upper bound at the chosen confidence, from the widths;
 - the posterior regret: the expectation over what is still believed possible.
+
+The last two hold if the model is right. Where it is not, they can be a hundredth of the truth.
 """
 
 from __future__ import annotations

@@ -210,15 +210,14 @@ def categories(
 ) -> Environment:
     """Draw a world as `tastes` with a declared category of as many `levels`, beside `dim` numbers, which may be 0.
 
-    Numbers and category explain the same part of the log-odds; with `noise` the category explains nothing.
+    The category explains as much of the log-odds as all numbers, with `noise` nothing.
 
     >>> categories(np.random.default_rng(0), dim=1, arms=2, levels=3).contexts(np.random.default_rng(0), 2).round(1)
     array([[ 0.1,  1. ,  0. ,  0. ],
            [-0.1,  1. ,  0. ,  0. ]])
     """
     base, columns = opposite(generator, dim=dim + levels, arms=arms), dim + levels
-    parts = 1 if noise or not dim else 2
-    scales = np.sqrt([columns / (dim * parts)] * dim + [0.0 if noise else columns / parts] * levels)
+    scales = np.sqrt([columns / max(1, dim)] * dim + [0 if noise else columns] * levels)
     truth = _personal(base.truth.biases, base.truth.effects * scales, _effects(generator, columns, arms) * scales)
     category = {"category": [f"level {level}" for level in range(1, levels + 1)]}
     return replace(base, truth=truth, levels=levels, declared=_declared(dim, category))
@@ -236,7 +235,13 @@ def silent(generator: np.random.Generator, *, dim: int, arms: int, reported: flo
 
 
 def newcomers(
-    generator: np.random.Generator, *, dim: int, arms: int, new_arms: int, prices: str = "equal", better: float = 0.0
+    generator: np.random.Generator,
+    *,
+    dim: int,
+    arms: int,
+    new_arms: int = 1,
+    prices: str = "equal",
+    better: float = 0.0,
 ) -> Environment:
     """Draw a world as `tastes` whose last `new_arms` arms join later, all at the same price unless `prices` differ.
 

@@ -57,7 +57,7 @@ _LEARNING = grouped(
     Option("repeats", "repeated displays of an arm within a session", flag=True),
     Option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
     Option("intercept", "base rate shared by all ads; without it, additive is the model of the paper", flag=True),
-    Option("answers", "answer rates: learned, or all displays counted as answered", choices=ANSWERS),
+    Option("answers", "share of users who go on after no click: learned, or all of them", choices=ANSWERS),
     Option("policy", "policy that chooses the slates", choices=POLICIES),
     Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     Option("bonus", "exploration bonus added to Q", choices=BONUSES),
@@ -66,7 +66,7 @@ _LEARNING = grouped(
     Option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
     Option(
         "ridge",
-        "precision of the prior per context feature, in multiples of d (without an intercept: λ of λI)",
+        "precision of the effects that all ads share; 1: that of tastes at first (without an intercept: λ of λI)",
         parse=number(above=0),
     ),
     Option(

@@ -55,8 +55,8 @@ PLOTS = (
         "regret",
         "Regret",
         "The mean loss of a session up to each episode. The solid lines are the true regret, known here because the "
-        "users are simulated. The others are the figures of a real deployment: an upper bound, and an estimate "
-        "that tends to be too high.",
+        "users are simulated. The others are the figures of a real deployment, which hold if the model is right: "
+        "an upper bound, and an estimate that tends to be too high.",
     ),
     (
         "clicks",
