@@ -183,6 +183,7 @@ def test_after_a_new_price_the_column_follows_and_the_coefficients_of_the_ad_sta
         contexts=generator.normal(size=(300, 2)),
         sessions=np.arange(300),
         arms=np.arange(300) % 3,
+        positions=np.zeros(300, dtype=np.intp),
         clicked=generator.random(300) < 0.3 - 0.1 * (np.arange(300) % 3),
     )
     learned = replace(before, model=before.model.fold(seen, estimator="laplace").model)

@@ -198,7 +198,8 @@ def test_a_window_whose_estimate_raises_is_rejected_in_every_learner(
     monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     # Of the second window: the first fold has happened, no other has more observations.
-    monkeypatch.setattr(folding, "_thresholds", raising(folding._thresholds, lambda parent, _: parent.folds == 2))
+    failing = raising(folding.with_thresholds, lambda folded, *_: folded.folds == 2)
+    monkeypatch.setattr(folding, "with_thresholds", failing)
     outcome, learner = folded(JOURNAL)
     assert [episode.rejected for episode in outcome.episodes] == [None, *["ZeroDivisionError: as a test"] * 2]
     assert not outcome.troubles
@@ -228,7 +229,7 @@ def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monke
     def fail(*_: Any) -> None:
         raise MemoryError("as a test")
 
-    monkeypatch.setattr(folding, "_thresholds", fail)
+    monkeypatch.setattr(folding, "with_thresholds", fail)
     with pytest.raises(MemoryError, match="as a test"):
         folded(JOURNAL)
 

@@ -138,8 +138,9 @@ def test_answers_are_counted_up_to_the_first_display_that_has_none() -> None:
     ]
     (version,) = learner.handle(written(events)).versions
     assert version.answers is not None
-    assert version.answers.displayed.tolist() == [[3, 0, 1, 0], [0, 2, 1, 0], [0, 0, 0, 1]]
-    assert version.answers.answered.tolist() == [[2, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    # A click says nothing about who goes on.
+    assert version.answers.displayed.tolist() == [[3, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    assert version.answers.answered.tolist() == [[2, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     assert version.rates is not None
     assert version.rates.arms[0] < version.rates.arms[2]
 
@@ -158,14 +159,11 @@ def test_an_ad_that_gets_no_answer_fades_out_instead_of_taking_over(policy: str)
     def answer(arm: str, context: np.ndarray) -> bool | None:
         return None if arm == "d" else bool(generator.random() < 0.2)
 
-    shares = {}
     for answers in ("learned", "all"):
         stream = Stream(policy=policy, answers=answers)
         for _ in range(12):
             slates = stream.window(generator.normal(size=(100, 2)), answer)
-        shares[answers] = np.mean([slate[0] == "d" for slate in slates])
-    assert shares["learned"] < 0.02
-    assert shares["all"] > 0.5
+        assert np.mean([slate[0] == "d" for slate in slates]) < 0.02, answers
 
 
 # ── exploration ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -183,7 +183,7 @@ class PersonalModel:
             precision.features,
             precision.prior[:, 0],
             precision.information[:, *triangle(precision.size)],
-            precision.crossing.reshape(self.arms, -1),
+            precision.crossing.reshape(self.arms, precision.size * precision.positions),
             np.zeros(0) if inherited is None else inherited[triangle(len(inherited))],
         )
         return dict(zip(self.fields, parts, strict=True))
