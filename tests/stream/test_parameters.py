@@ -66,6 +66,7 @@ def personal() -> Parameters:
         contexts=generator.standard_normal((20, 2)),
         sessions=np.repeat(np.arange(20), 2),
         arms=arms,
+        positions=np.tile([0, 1], 20),
         clicked=(generator.random(40) < 0.3).astype(float),
     )
     answers = AnswerCounts.none(arms=3, horizon=3).plus(
@@ -107,7 +108,12 @@ def test_every_number_comes_back_to_the_bit(context, arms, cross, diagonal, bloc
     precision = Precision(
         context=np.diag([block, 1.0]), cross=np.array(cross).reshape(3, 2), arms=np.maximum(diagonal, 1e-9)
     )
-    posterior = AdditiveModel(theta_context=np.array(context), theta_arms=np.array(arms), precision=precision)
+    posterior = AdditiveModel(
+        theta_context=np.array(context),
+        theta_arms=np.array(arms),
+        precision=precision,
+        prior_precision=np.array([block, 1.0]),
+    )
     one = version(model=posterior, thresholds=tuple(edge), radius=abs(edge[0]))
     back = decode_parameters(encode_parameters(one))
     for before, after in (
