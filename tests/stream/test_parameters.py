@@ -367,7 +367,14 @@ BY_HAND: dict[str, Any] = {
 
 def test_a_file_with_the_fields_of_planning_is_enough_for_explain() -> None:
     decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
-    kind = {"model": "additive", "intercept": False, "answers": "all", "standardise": False, "learn_at_most": 0}
+    kind = {
+        "model": "additive",
+        "intercept": False,
+        "answers": "all",
+        "standardise": False,
+        "learn_at_most": 0,
+        "spread": 0.0,
+    }
     assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0, **kind)
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
     assert decoded.model.precision == Precision(
