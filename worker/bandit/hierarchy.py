@@ -114,7 +114,7 @@ class Hierarchy:
         blocks = self.own[:, None] * (self._pairs.T @ own).reshape(m, m, n, n)
         said[: n * m, : n * m] = blocks.transpose(0, 2, 1, 3).reshape(n * m, n * m)
         if positions:
-            beside = self.features.T @ crossing.reshape(self.arms, -1)
+            beside = self.features.T @ crossing.reshape(self.arms, n * positions)
             said[: n * m, n * m :] = (self.own[:, None] * beside.reshape(m, n, positions)).reshape(n * m, positions)
             said[n * m :, : n * m] = said[: n * m, n * m :].T
             explained = self.crossing.reshape(-1, positions).T @ crossing.reshape(-1, positions)

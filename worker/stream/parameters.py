@@ -26,7 +26,7 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.groups import Groups
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
-from worker.errors import InputError, ParametersError
+from worker.errors import InputError, OldVersionError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
@@ -283,8 +283,16 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
     try:
         if given is not None and digest_of(document) != given:
             raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-        record = msgspec.convert(document if complete else _completed(document), VersionRecord)
-        return _parameters(record, document)
+        if complete and "clock" not in document:
+            raise OldVersionError(
+                "the field clock is missing: it was made by release 0.2 or an older one, whose model is another; give "
+                "this release topics (--prefix) or a state folder of its own"
+            )
+        if complete:
+            return _parameters(msgspec.convert(document, VersionRecord), document)
+        whole = _completed(document)
+        arrays = {**document, "precision": whole["precision"]} if "precision" in document else document
+        return _parameters(msgspec.convert(whole, VersionRecord), arrays)
     except ParametersError:
         raise
     except InputError as error:
@@ -298,7 +306,9 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
 
 def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a hand-written file with the fields that it may leave out: a file that names no model is the simplest."""
-    beta, arms = document.get("beta"), document.get("arms")
+    beta, arms, precision = document.get("beta"), document.get("arms"), document.get("precision")
+    if isinstance(precision, dict) and isinstance(context := precision.get("context"), list):
+        precision = {"prior": [1.0] * len(context), **precision}
     return {
         **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
         **{field.name: field.default for field in fields(Parameters) if field.name in PLAIN},
@@ -315,6 +325,7 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "radius": beta if is_number(beta) else 0.0,
         **document,
         "arms": [{"active": True, **arm} for arm in arms] if isinstance(arms, list) else arms,
+        **({} if precision is None else {"precision": precision}),
     }
 
 
