@@ -79,6 +79,7 @@ def test_choosing_arms_is_the_marginal_of_the_whole(scene: Tastes, data: st.Data
     again = grown(chosen, 20, scene.generator)  # what the others have said is inherited by further folds and choices
     fewer = again.choose_arms(range(len(arms) - 1))
     close(covariance_of(fewer), marginal(again, range(len(arms) - 1)))
+    assert fewer.is_positive_definite  # without any arm, too
     right = [scene.generator.normal(size=part.shape) for part in parts_of(again)]
     close(vector(*again.solve(*right)), covariance_of(again) @ vector(*right))
     close(vector(*again.times(*right)), whole_matrix(again) @ vector(*right))

@@ -15,11 +15,12 @@ from worker.bandit.bonuses import explore_budget, restarted
 from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import slate_chances
 from worker.errors import InputError
-from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Episode, JournalEvent, Opened
+from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Command, Episode, JournalEvent, Opened
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
+from worker.stream.version_records import encode_parameters
 
 WINDOW = 6000
 SETTINGS = LearningSettings(
@@ -243,11 +244,41 @@ def test_new_ads_keep_to_the_budget_until_the_next_version(count: int, most: flo
     # With the thresholds of the version before, nearly every session would explore, and show little else.
     careless, _ = world.served(replace(after, thresholds=before.thresholds, ties=before.ties))
     assert careless > 0.5
+    # Nor does a version that lacks them hand the stream to them.
+    world.stream.order(Command(action="rollback", version=before.version))
+    assert world.served(world.stream.current)[0] <= most
+    assert world.stream.current.clock == after.clock
+    world.stream.order(Command(action="rollback", version=after.version))
+    assert world.stream.current.thresholds == after.thresholds
     # Exploration resumes with the next fold, in proportion to the ads that are new.
     assert after.clock == restarted(20.0, count / (10 + count), 10)
     world.stream.window(world.generator.normal(size=(200, 2)), world.answer)
     assert world.stream.current.explore_budget == explore_budget(200 + waiting, after.clock + 2, 10) > 3
     assert world.stream.episodes[-1].rejected is None
+
+
+def test_where_tastes_change_the_fold_forgets_and_exploration_resumes_and_else_neither() -> None:
+    generator = np.random.default_rng(10)
+    stream = Stream(horizon_episodes=10)
+
+    def liking(sign: float) -> Answer:
+        effects = {"a": 1.5 * sign, "b": -1.5 * sign, "c": 0.0, "d": 0.0}
+        return lambda arm, context: bool(generator.random() < sigmoid(effects[arm] * context[0] - 1.0))
+
+    for window in range(16):
+        stream.window(generator.normal(size=(150, 2)), liking(1.0 if window < 12 else -1.0))
+    folded = [version for version in stream.versions if version.folds]
+    assert [version.kept for version in folded[:12]] == [1.0] * 12
+    assert [version.clock for version in folded[:12]] == list(map(float, range(1, 13)))
+    changed = folded[12]
+    assert changed.kept < 1
+    assert changed.clock == restarted(13.0, 1 - changed.kept, 10)
+    assert changed.explore_budget > 10 * folded[11].explore_budget
+    assert decode_parameters(encode_parameters(changed)) == changed
+    steady = Stream(horizon_episodes=10, forgetting=1.0)
+    for window in range(14):
+        steady.window(generator.normal(size=(150, 2)), liking(1.0 if window < 12 else -1.0))
+    assert (steady.current.kept, steady.current.clock) == (1.0, 14.0)
 
 
 # ── regret, settings ─────────────────────────────────────────────────────────────────────────────────────────────────
