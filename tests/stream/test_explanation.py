@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bandit.beliefs import belief
+from tests.bandit.reference import dense_matrix, dense_theta
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import Spread, bonus_named
 from worker.bandit.click_model import Observations
-from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.personal import PersonalModel
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError

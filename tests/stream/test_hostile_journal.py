@@ -220,7 +220,8 @@ def test_a_window_whose_estimate_raises_is_rejected_in_every_learner(
     monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     # Of the second window: the first fold has happened, no other has more observations.
-    monkeypatch.setattr(folding, "with_thresholds", raising(folding.with_thresholds, lambda made, *_: made.folds == 2))
+    failing = raising(folding.with_thresholds, lambda folded, *_: folded.folds == 2)
+    monkeypatch.setattr(folding, "with_thresholds", failing)
     outcome, learner = folded(JOURNAL)
     assert [episode.rejected for episode in outcome.episodes] == [None, *["ZeroDivisionError: as a test"] * 2]
     assert not outcome.troubles

@@ -42,7 +42,7 @@ def learn(
     """Fold displays into a belief; return it, the number of Newton steps, and the share of older displays kept."""
     shares = SHARES if forgetting == AUTO else (float(forgetting),)
     if not len(data):
-        return model, 0, 1.0
+        return *estimate(model, data, estimator=estimator), 1.0
     tried: list[tuple[float, Model, int, float]] = []
     for share in shares:
         before = model if share == 1 else model.forget(share)

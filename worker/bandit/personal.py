@@ -465,11 +465,11 @@ def _bounded(known: Floats, lengths: Floats, groups: Groups) -> Floats:
 
 
 def _unpacked_groups(arrays: Mapping[str, Floats], part: str, columns: int) -> tuple[Groups, Floats]:
-    groups = Groups(widths=arrays[f"{part}.widths"].astype(np.intp), squares=arrays[f"{part}.squares"])
-    strengths = frozen_array(arrays[f"{part}.strengths"], groups.squares.shape)
-    if groups.columns != columns or (strengths <= 0).any():
+    widths, squares = (frozen_array(arrays[f"{part}.{name}"]) for name in ("widths", "squares"))
+    strengths = frozen_array(arrays[f"{part}.strengths"], squares.shape)
+    if widths.sum() != columns or (widths % 1).any() or (strengths <= 0).any():
         raise InputError(f"{part}: the features must have {columns} columns, and strengths above zero")
-    return groups, strengths
+    return Groups(widths=widths.astype(np.intp), squares=squares), strengths
 
 
 def _unpacked(packed: Floats, size: int) -> Floats:

@@ -11,7 +11,6 @@ import numpy as np
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats
 from worker.bandit.click_model import Observations
-from worker.bandit.dense import around
 from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp
@@ -60,7 +59,8 @@ class Scene:
         scene = cls(size=size, world=world, belief=prior, generator=generator)
         learned = prior.fold(scene.episode(sessions), estimator="laplace").model
         # The true biases all differ, as in a late estimate; after one episode most are still tied.
-        return replace(scene, belief=around(learned, world.truth))
+        late = learned.updated((world.truth.effects, world.truth.biases), learned.precision)
+        return replace(scene, belief=late)
 
     def episode(self, sessions: int) -> Observations:
         """Show all arms in turn to new users, and return their answers."""

@@ -37,7 +37,7 @@ def confidence_level(text: str) -> float:
 #: Settings of the target.
 CHANGES: Final = tuple(
     setting(name, default=None, help=f"{setting(name).help} (default: as served)")
-    for name in ("policy", "bonus", "beta", "epsilon", "estimator", "horizon")
+    for name in ("policy", "bonus", "beta", "spread", "epsilon", "estimator", "horizon")
 )
 
 OPTIONS = (

@@ -25,7 +25,7 @@ from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, with_ads
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
-from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model, parameters_of
+from worker.stream.parameters import NEVER, Parameters, ad_columns, counts_for, first_model, parameters_of
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import too_large
 from worker.stream.versions import KEPT
@@ -226,18 +226,25 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
     pending = target.pending
     if pending is not None:
         pending = pending.renamed([indices.get(arm.arm, -1) for arm in target.arms])
+    thresholds, ties = (fitted_thresholds(one, current.settings.horizon) for one in (target.thresholds, target.ties))
+    known = target.indices
+    fresh = sum(arm.active and arm.arm not in known for arm in arms)
+    if fresh and any(thresholds):
+        # The width of an arm that the target does not have exceeds its thresholds for nearly every session.
+        thresholds, ties = (NEVER,) * current.settings.horizon, ()
+    share = fresh / max(1, sum(arm.active for arm in arms))
     taken = replace(
         current,
         arms=arms,
         model=align(target.model, target.arms, arms, settings=current.settings).with_horizon(current.settings.horizon),
         folds=target.folds,
-        clock=target.clock,
+        clock=restarted(target.clock, share, current.settings.horizon_episodes),
         kept=target.kept,
         observations=target.observations,
         expected_sessions=target.expected_sessions,
         explore_budget=target.explore_budget,
-        thresholds=fitted_thresholds(target.thresholds, current.settings.horizon),
-        ties=fitted_thresholds(target.ties, current.settings.horizon),
+        thresholds=thresholds,
+        ties=ties,
         answers=align_answers(target, arms, current.settings),
         radius=target.radius,
         standardisation=target.standardisation,

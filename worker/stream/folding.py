@@ -39,13 +39,11 @@ from worker.errors import AdcascadeError, EstimationError
 from worker.stream.chance import Shares
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation, stack_packed
 from worker.stream.joining import ClosedWindow, SessionPlan
-from worker.stream.parameters import Parameters, confidence_radius, first_model
+from worker.stream.parameters import NEVER, Parameters, confidence_radius, first_model
 from worker.stream.session import excluded_indices, packed_indices
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
 MOST_SCORED = 20_000_000
-#: A threshold above every score.
-NEVER = 1e300
 #: Fewest contexts scored.
 LEAST_SCORED = 500
 ROWS_AT_ONCE = 4096

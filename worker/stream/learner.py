@@ -49,7 +49,7 @@ from worker.stream.events import (
     Progress,
     Tag,
 )
-from worker.stream.folding import fold, with_new_arms
+from worker.stream.folding import fold, one_thread, with_new_arms
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns, continued
 from worker.stream.troubles import Troubles
@@ -256,7 +256,8 @@ class Learner:
             outcome.tags.append((offset, event))  # no part of any version
             return
         current = under(self.settings, self._current)
-        changed = carry_out(current, event, self._kept)
+        with one_thread():
+            changed = carry_out(current, event, self._kept)
         if isinstance(changed, Refusal):
             outcome.refusals.append(replace(changed, offset=offset))
             outcome.troubles.add("order-refused", changed.reason)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -26,12 +26,15 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.groups import Groups
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
-from worker.errors import InputError, ParametersError
+from worker.errors import InputError, OldVersionError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
 from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
+
+#: A threshold above every score.
+NEVER: Final = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +289,16 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
     try:
         if given is not None and digest_of(document) != given:
             raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-        whole = document if complete else _completed(document)
-        return _parameters(msgspec.convert(whole, VersionRecord), whole, document.get("dim"))
+        if complete and "clock" not in document:
+            raise OldVersionError(
+                "the field clock is missing: it was made by release 0.2 or an older one, whose model is another; give "
+                "this release topics (--prefix) or a state folder of its own"
+            )
+        if complete:
+            return _parameters(msgspec.convert(document, VersionRecord), document)
+        whole = _completed(document)
+        arrays = {**document, "precision": whole["precision"]} if "precision" in document else document
+        return _parameters(msgspec.convert(whole, VersionRecord), arrays)
     except ParametersError:
         raise
     except InputError as error:
@@ -301,11 +312,9 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
 
 def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a hand-written file with the fields that it may leave out: a file that names no model is the simplest."""
-    beta, arms = document.get("beta"), document.get("arms")
-    theta, precision = document.get("theta_context"), document.get("precision")
-    prior: dict[str, Any] = {}
-    if isinstance(theta, list) and isinstance(precision, dict):
-        prior = {"precision": {"prior": [1.0] * len(theta), **precision}}
+    beta, arms, precision = document.get("beta"), document.get("arms"), document.get("precision")
+    if isinstance(precision, dict) and isinstance(context := precision.get("context"), list):
+        precision = {"prior": [1.0] * len(context), **precision}
     return {
         **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
         **{field.name: field.default for field in fields(Parameters) if field.name in PLAIN},
@@ -322,12 +331,12 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "sha256": "",
         "radius": beta if is_number(beta) else 0.0,
         **document,
-        **prior,
         "arms": [{"active": True, **arm} for arm in arms] if isinstance(arms, list) else arms,
+        **({} if precision is None else {"precision": precision}),
     }
 
 
-def _parameters(record: VersionRecord, document: Mapping[str, Any], dim: int | None) -> Parameters:
+def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameters:
     def read(name: str) -> Floats:
         return array_in(document, name)
 
@@ -336,7 +345,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any], dim: int | N
     kind = MODELS[record.model]
     model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
     chosen = {name: getattr(record, name) for name in SETTINGS}
-    settings = LearningSettings(**{**chosen, "dim": _dim(record, model) if dim is None else dim})
+    settings = LearningSettings(**{**chosen, "dim": document.get("dim", _dim(record, model))})
     counts = standardisation = pending = None
     if record.answer_counts is not UNSET:
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
