@@ -105,7 +105,7 @@ class ClientThread(threading.Thread):
         names = list(topics)
         return self.call(
             lambda consumer: consumer.subscribe(
-                names, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+                names, on_assign=self._assigned_by_broker, on_revoke=self._revoked_by_broker, on_lost=self._on_lost
             )
         )
 
@@ -209,7 +209,7 @@ class ClientThread(threading.Thread):
             tp = message.topic(), message.partition()
             expected, error = positions.get(tp), message.error()
             if error is not None:
-                self._on_error(tp, expected, message, error, lists)
+                self._handle_error(tp, expected, message, error, lists)
             elif expected is not None and message.offset() >= expected:
                 record = record_of(message)
                 positions[tp] = record.offset + 1
@@ -224,7 +224,7 @@ class ClientThread(threading.Thread):
             self._unhandled += 1
             self._in_loop(self._on_poll)
 
-    def _on_error(
+    def _handle_error(
         self,
         tp: tuple[str, int],
         expected: int | None,
@@ -265,12 +265,12 @@ class ClientThread(threading.Thread):
 
     # ── rebalances, in the thread ────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _assigned_by_broker(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._positions = {}
         consumer.assign([])
         self._begin(self._owner.on_assigned(_tps(partitions)))
 
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _revoked_by_broker(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._give_up(self._owner.on_revoked(_tps(partitions)))
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
