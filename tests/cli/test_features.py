@@ -80,6 +80,16 @@ def test_another_dimension_than_the_declared_one_is_one_line(tmp_path: Path) -> 
     assert context_dim(resolved(tmp_path, "", "--dim", "5")) == 5
 
 
+def test_serving_does_not_start_with_more_columns_than_a_window_can_fold(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "wide.toml").write_text("[features.context]\ncountry = { hashed = 2000 }\n")
+    (tmp_path / "ads.csv").write_text("arm,reward\na,1\n")
+    options = {"config": tmp_path / "wide.toml", "catalog": tmp_path / "ads.csv", "state": tmp_path / "state"}
+    assert main(["serve", *(f"--{name}={path}" for name, path in options.items())]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("adcascade: 2,000 columns of contexts and 1 ad take about 17.2 s per fold")
+    assert said.count("\n") == 1
+
+
 # ── catalogues ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 WANTED = (

@@ -95,10 +95,10 @@ def test_the_warm_up_displays_all_arms_equally_often(environment, monkeypatch):
     shown = []
     learn = experiment._Experiment._learn
 
-    def counted(self, t, contexts, slates, clicked, answered):
-        sessions, positions = experiment._displayed(slates, clicked, answered)
-        shown.append(np.bincount(slates[sessions, positions], minlength=10))
-        learn(self, t, contexts, slates, clicked, answered)
+    def counted(self, t, answers):
+        sessions, positions = experiment._displayed(*answers[1:])
+        shown.append(np.bincount(answers.slates[sessions, positions], minlength=10))
+        learn(self, t, answers)
 
     monkeypatch.setattr(experiment._Experiment, "_learn", counted)
     settings = ExperimentSettings(environment=environment, episodes=4, warmup=3)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from tests.stream.test_features import declarations
 from tests.stream.test_standardising import ARMS, SETTINGS, traffic, versions_of
-from worker.bandit.groups import Groups
 from worker.errors import InputError
 from worker.stream.chance import hashed_column
 from worker.stream.contexts import MISSING
 from worker.stream.crosses import MOST_PAIRS
 from worker.stream.features import MOST_COLUMNS, Feature, Features
+from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LearningSettings, check_columns, continued
 from worker.stream.tastes import ad_profile, columns_of_object, context_columns, contributions
@@ -151,6 +151,8 @@ def test_columns_that_do_not_fold_in_a_tenth_of_the_window_are_refused() -> None
     settings = LearningSettings(dim=wide.dim, features=wide)
     with pytest.raises(InputError, match=r"about 14 s per fold, .* 735 columns fit, and 'country' has the most, 1,000"):
         check_columns(settings, 10)
+    with pytest.raises(InputError, match="and 3 ads take about"):
+        Learner(replace(settings, window=10_000), ARMS)
     check_columns(replace(settings, window=600_000), 10)
     check_columns(settings, 1)
     fits = Features.of_table({"context": {"age": "number", "country": {"hashed": 734}}})
@@ -193,10 +195,9 @@ def test_a_model_keeps_its_crosses_and_others_are_refused() -> None:
 
 
 def test_the_first_model_weighs_every_cross_as_a_feature() -> None:
-    first = Parameters.first(replace(SETTINGS, features=CROSSED), ARMS)
-    assert first.model.dim == 6
-    wanted = Groups.alike(CROSSED.widths)
-    assert first.model.pack()["context_groups.squares"].tolist() == wanted.squares.tolist()
+    first = Parameters.first(LearningSettings(dim=24, features=WIDE), ARMS)
+    assert first.model.dim == 24 + MOST_PAIRS
+    assert first.model.pack()["context_groups.widths"].tolist() == WIDE.widths
 
 
 def test_reasons_and_tastes_have_the_names_of_crosses() -> None:
@@ -214,6 +215,9 @@ def test_reasons_and_tastes_have_the_names_of_crosses() -> None:
         "cents × mark=yes": 3.0,
         "low × low": 4.0,
     }
+    context[2] = 0.0
+    parts = contributions(first, 0, context, first.prepared(context[None, :])[0], context_columns(first))
+    assert set(found) - {part.feature for part in parts} == {"mark=yes", "cents × mark=yes"}
     assert {taste.feature for taste in ad_profile(first, 0).tastes} == set(CROSSED.model_names)
     wide = Parameters.first(LearningSettings(dim=24, features=WIDE), ARMS)
     assert columns_of_object(wide, {"city": "Rome", "site": "x"})[-1] == "city=Rome × site=x"

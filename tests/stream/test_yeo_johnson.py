@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from tests.stream.test_standardising import SETTINGS
 from worker.errors import InputError
+from worker.stream.ad_features import with_ads
 from worker.stream.contexts import LARGEST_STANDARD, Standardisation
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm
@@ -98,12 +99,19 @@ def test_zeros_do_not_decide_and_few_values_are_not_judged() -> None:
     assert np.corrcoef(known.apply(spent[paid, None])[:, 0], Z[paid])[0, 1] > 0.999
     assert chosen_scale(np.append(np.exp(2 * Z[: LEAST_VALUES - 1]), [0.0, np.nan])) == (1.0, 1.0)
     assert chosen_scale(np.exp(2 * Z[:LEAST_VALUES]))[0] == 0.0
+    assert chosen_scale(np.exp(0.6 * Z))[0] == 0.0
+    assert chosen_scale(np.exp(0.6 * Z[:30])) == (1.0, 1.0), "30 values might be so by chance"
 
 
 def test_only_numbers_get_an_exponent_and_none_where_it_is_not_asked_for() -> None:
     both = np.exp(2 * np.column_stack([Z, Z]))
     assert Standardisation.estimate(both, np.array([True, False])).exponent.tolist() == [0.0, 1.0]
-    assert Standardisation.estimate(both, straighten=False).exponent.tolist() == [1.0, 1.0]
+    for numbers in (None, np.array([True, True])):
+        assert Standardisation.estimate(both, numbers, straighten=False).exponent.tolist() == [1.0, 1.0]
+    ads = tuple(Arm(arm=f"{n}", reward=1.0, features={"price": price}) for n, price in enumerate(np.exp(2 * Z[:200])))
+    declared = with_ads(None, ads)
+    assert declared is not None
+    assert declared.ads[0].centre == pytest.approx(np.exp(2 * Z[:200]).mean()), "the numbers of ads stay as they are"
 
 
 def test_a_version_has_exponents_and_units_and_one_without_them_has_none() -> None:

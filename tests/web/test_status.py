@@ -12,10 +12,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from tests.embedded import traffic
 from tests.metrics.episodes import an_episode
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
 from worker.bandit.personal import PersonalModel
+from worker.embedded.runner import Embedded
 from worker.http.server import WebServer
 from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
@@ -336,6 +338,23 @@ def test_the_page_says_what_was_forgotten_and_when():
     fixed = replace(changed, version=4, folds=4, settings=replace(changed.settings, forgetting=0.99), kept=0.99)
     metrics.version(fixed)
     assert document(metrics)["parameters"]["forgetting"] == {"setting": 0.99, "time": None, "kept": None}
+
+
+def test_a_change_of_the_users_is_noticed_and_has_a_time(monkeypatch):
+    metrics = Metrics()
+    runner = Embedded(traffic.settings(), traffic.ARMS, partitions=1, observers=[metrics])
+    sent = traffic.arrivals(1500, seconds=100)
+    half = traffic.START + 50_000
+    traffic.deliver(runner, [one for one in sent if one.at < half], live=True)
+    assert [window.episode.kept for window in metrics.snapshot().windows] == [None] * 4
+    monkeypatch.setattr(traffic, "TRUTH", -traffic.TRUTH)
+    traffic.deliver(runner, [one for one in sent if one.at >= half], live=True)
+    traffic.finish(runner)
+    kept = {window.episode.window_end: window.episode.kept for window in metrics.snapshot().windows}
+    assert kept[half + 10_000] < 0.5
+    shown = document(metrics)["parameters"]["forgetting"]
+    assert shown["time"] > half
+    assert shown["kept"] == [share for share in kept.values() if share is not None][-1]
 
 
 def test_where_all_displays_count_as_answered_there_are_no_rates():

@@ -9,7 +9,8 @@ Three regrets are different things:
 - **posterior regret**: the expected regret under the posterior. An estimate (measured: 0.8 to 6 times the truth), not
   a bound.
 
-The last two hold if the model is right. Where it lacks what users decide by, they show 0.01 to 0.09 of the truth.
+The last two hold if the model is right. Where it lacks what users decide by, the posterior regret was a tenth to a
+thousandth of the truth (docs/math.md §6), and the bound below it.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ class Environment:
         if self.features is None:
             return None
         revenue = np.log(self.rewards)[:, None]
-        return np.column_stack([self.features, Standardisation.estimate(revenue[:first]).apply(revenue)])
+        scale = Standardisation.estimate(revenue[:first], straighten=False)
+        return np.column_stack([self.features, scale.apply(revenue)])
 
     def catalogue(self) -> list[Arm]:
         """Return the arms under the names of all simulations, such as ad-01."""

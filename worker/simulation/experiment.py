@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ from worker.simulation.environments import (
 )
 from worker.simulation.worth import Valuer
 from worker.stream.chance import ALL, Shares
-from worker.stream.contexts import Standardisation
+from worker.stream.contexts import LEAST_SESSIONS, Standardisation
 from worker.stream.settings import LearningSettings
 
 EPSILON = 0.1  # share of epsilon-greedy
@@ -258,6 +258,15 @@ def run_task(settings: ExperimentSettings, task: ExperimentTask) -> Run:
         return _Experiment(settings, task).run()
 
 
+class Answered(NamedTuple):
+    """Sessions: contexts (n, d), slates (n, H), the position clicked or −1, (n,), and what was answered, (n, H)."""
+
+    contexts: Floats
+    slates: Ints
+    clicked: Ints
+    answered: NDArray[np.bool_]
+
+
 class _Experiment:
     """The state of one run."""
 
@@ -267,6 +276,7 @@ class _Experiment:
         self.world = self.whole.first_arms(settings.arms)
         self._known = self.whole.known_of_arms(settings.arms)
         self._standardisation: Standardisation | None = None
+        self._waiting: list[Answered] = []  # sessions before the first fold, if it has to standardise
         self.belief = self._prior(None)
         self.answers = AnswerCounts.none(arms=settings.arms, horizon=settings.horizon)
         self.displays = self.clicks = self.learned = self.rejected = self._turns = 0
@@ -344,7 +354,7 @@ class _Experiment:
         displayed = np.arange(horizon) < answered[:, None]
         self._count(t, slates.arms, clicked, displayed)
         kept = self._journaled(slates)
-        self._learn(t, contexts[kept], slates.arms[kept], clicked[kept], displayed[kept])
+        self._learn(t, Answered(contexts[kept], slates.arms[kept], clicked[kept], displayed[kept]))
         valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
         best = valuer.values(contexts, valuer.best_slates(contexts))
         regret = best - valuer.values(contexts, slates.arms)
@@ -363,7 +373,7 @@ class _Experiment:
 
     def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:
         settings = self.settings
-        if t <= settings.warmup:
+        if t <= settings.warmup or self._waiting:
             # The first episode of digits is random by its definition. Its users see few ads, and with turns always the
             # same one: fifty users take turns at ten.
             return Random() if settings.environment == "digits" else self._round_robin(contexts, moods)
@@ -410,12 +420,18 @@ class _Experiment:
         self.learned += int(kept.sum())
         return kept
 
-    def _learn(self, t: int, contexts: Floats, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
-        """Fold the displays; `answered` (n, H) marks the positions that have an answer."""
+    def _learn(self, t: int, answers: Answered) -> None:
+        """Fold the displays of some sessions; the first ones wait until there are enough to standardise numbers by."""
         declared = self.world.declared
         if declared is not None and self._standardisation is None:
-            self._standardisation = Standardisation.estimate(contexts, declared.number_columns)
-            self.belief = self._prior(self._prepared(contexts))
+            self._waiting.append(answers)
+            answers = Answered(*map(np.concatenate, zip(*self._waiting, strict=True)))
+            if len(answers.contexts) < LEAST_SESSIONS:
+                return
+            self._waiting = []
+            self._standardisation = Standardisation.estimate(answers.contexts, declared.number_columns)
+            self.belief = self._prior(self._prepared(answers.contexts))
+        contexts, slates, clicked, answered = answers
         sessions, positions = _displayed(slates, clicked, answered)
         arms, clicks = slates[sessions, positions], positions == clicked[sessions]
         seen = Observations(
@@ -457,7 +473,7 @@ class _Experiment:
         return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
 
     def _coefficient_error(self) -> tuple[float | None, float | None]:
-        if isinstance(self.world.truth, DigitsTruth) or self._standardisation is not None:
+        if isinstance(self.world.truth, DigitsTruth) or self.world.declared is not None:
             return None, None
         estimates, truth = true_heads(self.belief), true_heads(self.world.truth)
         error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=1).mean()))

@@ -111,7 +111,7 @@ class Standardisation:
         (array([2., 5.]), array([1., 1.]), array([1., 1.]))
         """
         exponent, unit = np.ones((2, contexts.shape[1]))
-        for column in np.flatnonzero(np.full(len(unit), straighten) if numbers is None else numbers & straighten):
+        for column in np.flatnonzero(straighten & (np.ones(len(unit), dtype=bool) if numbers is None else numbers)):
             exponent[column], unit[column] = chosen_scale(contexts[:, column])
         contexts = _straightened(contexts, np.flatnonzero(exponent != 1), exponent, unit)
         there = np.isfinite(contexts)

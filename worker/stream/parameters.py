@@ -81,9 +81,8 @@ class Parameters:
         if self.model.name != self.settings.model:
             raise ParametersError(f"the model is {self.model.name}, the settings say {self.settings.model}")
         if self.model.dim != self.settings.model_dim:
-            raise ParametersError(
-                f"the model has {self.model.dim} context features, the settings say {self.settings.model_dim}"
-            )
+            says = "dim and crosses say" if self.settings.model_dim > self.settings.dim else "dim says"
+            raise ParametersError(f"the model has {self.model.dim} context features, {says} {self.settings.model_dim}")
         if self.model.arms != len(self.arms):
             raise ParametersError(f"the model has {self.model.arms} arms, the catalogue {len(self.arms)}")
         names = [arm.arm for arm in self.arms]

@@ -237,8 +237,9 @@ def check_columns(settings: LearningSettings, arms: int) -> None:
     if (needed := fold_seconds(settings, arms, features.model_dim)) > seconds:
         fits = bisect_right(range(features.model_dim), seconds, key=partial(fold_seconds, settings, arms)) - 1
         raise InputError(
-            f"{features.model_dim:,} columns of contexts and {arms:,} ads take about {needed:.3g} s per fold, more "
-            f"than a tenth of the window; {fits:,} columns fit, and {widest(features.named_widths)}"
+            f"{features.model_dim:,} columns of contexts and {arms:,} {'ad' if arms == 1 else 'ads'} take about "
+            f"{needed:.3g} s per fold, more than a tenth of the window; {fits:,} columns fit, and "
+            f"{widest(features.named_widths)}"
         )
 
 

@@ -9,8 +9,8 @@ Rules that hold in this file:
 
 - λ and the unit maximise the likelihood of a normal distribution, on a grid. Units are parts of the median of |x|, so
   that it does not matter whether a number comes in cents or in thousands.
-- λ stays 1 unless the likelihood gains `LEAST_GAIN` nats per value: as much as exp(0.37 z) gains, and more than any of
-  20,000 normal samples of `LEAST_VALUES` did.
+- λ stays 1 unless the likelihood gains `LEAST_GAIN` nats per value, as much as exp(0.37 z) gains, and `LEAST_IN_ALL`
+  nats in all, which none of 20,000 samples of 20 or of 100 normal numbers did.
 - Zeros are left out of the choice: they stay 0 under every exponent, and many of them would decide it.
 - Every number is transformed by itself. No number overflows into something that is no number.
 
@@ -29,10 +29,11 @@ from worker.bandit.arrays import Floats
 EXPONENTS: Final = (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 #: Units that are tried, as parts of the median of |x|.
 UNITS: Final = (1.0, 0.1, 0.01, 0.001)
-#: Nats per value that an exponent other than 1 must gain.
+#: Nats per value, and in all, that an exponent other than 1 must gain.
 LEAST_GAIN: Final = 0.1
+LEAST_IN_ALL: Final = 10.0
 #: Fewest values other than 0 that an exponent is chosen by, and about the most that are looked at.
-LEAST_VALUES: Final = 100
+LEAST_VALUES: Final = 20
 MOST_VALUES: Final = 2000
 #: A deviation below this share of the largest number is rounding.
 _ROUNDING: Final = 1e-8
@@ -80,7 +81,7 @@ def chosen_scale(numbers: Floats) -> tuple[float, float]:
     if len(values) < LEAST_VALUES:
         return 1.0, 1.0
     median, signs = float(np.median(np.abs(values))), np.sign(values)
-    best, choice = _normal_fit(values / median) + LEAST_GAIN, (1.0, 1.0)
+    best, choice = _normal_fit(values / median) + max(LEAST_GAIN, LEAST_IN_ALL / len(values)), (1.0, 1.0)
     for part in UNITS:
         logs = np.log1p(np.abs(values) / (part * median))
         # Of the density of x / median; exponents below 1 shrink large numbers, which counts against them.
