@@ -98,7 +98,7 @@ def test_a_run_with_a_new_catalogue_is_reproduced(tmp_path: Path, replayed: Repl
 EVERYTHING = {
     **{name: getattr(LearningSettings(dim=3), name) for name in ADDITIVE},
     "features": Features.of_table({"context": {"x": "number", "y": "number", "z": "number"}, "crosses": "all"}),
-    "horizon_episodes": 10,
+    "horizon_episodes": 5,
 }
 
 
