@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -16,6 +17,7 @@ from worker.logs.format import LogWriter, encode_line
 from worker.replay.relearn import relearn
 from worker.replay.verify import verify
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
+from worker.stream.explanation import explain
 from worker.stream.features import Features
 from worker.stream.folding import NEVER
 from worker.stream.parameters import Parameters, decode_parameters
@@ -96,7 +98,7 @@ def test_a_run_with_a_new_catalogue_is_reproduced(tmp_path: Path, replayed: Repl
 EVERYTHING = {
     **{name: getattr(LearningSettings(dim=3), name) for name in ADDITIVE},
     "features": Features.of_table({"context": {"x": "number", "y": "number", "z": "number"}, "crosses": "all"}),
-    "horizon_episodes": 10,
+    "horizon_episodes": 5,
 }
 
 
@@ -114,7 +116,8 @@ class Fickle(Run):
         return sign * (1.5 * context[ad % 3] + (ad % 2) * context[0] * context[1]) - 1
 
 
-def test_a_run_with_spread_positions_crosses_new_ads_and_change_is_reproduced(tmp_path, replayed) -> None:
+@pytest.mark.parametrize("changes", [{}, {"repeats": True, "learn_at_most": 40}], ids=str)
+def test_a_run_with_spread_positions_crosses_new_ads_and_change_is_reproduced(tmp_path, replayed, changes) -> None:
     entries = tuple(ArmEntry(arm=f"ad-{k}", reward=4.0 + k, active=True) for k in (6, 7, 8))
     orders = [
         (45_000, ArmChange(arm="ad-5", reward=2.5, active=True)),
@@ -122,7 +125,7 @@ def test_a_run_with_spread_positions_crosses_new_ads_and_change_is_reproduced(tm
         (121_000, ArmChange(arm="ad-9", reward=1.0, active=True)),
     ]
     with LogWriter(tmp_path / "log") as log:
-        run = Fickle(sessions=1200, rate=10, seed=0, oddities=True, tap=log, settings=EVERYTHING)
+        run = Fickle(sessions=1200, rate=10, seed=0, oddities=True, tap=log, settings=EVERYTHING | changes)
         newest = run.go(orders).versions.newest
     lines = lines_of(tmp_path / "log")
     published = [decode_parameters(line["payload"].encode()) for line in of(lines, "parameters")]
@@ -140,6 +143,13 @@ def test_a_run_with_spread_positions_crosses_new_ads_and_change_is_reproduced(tm
     assert newest.rates is not None
     assert not newest.rates.are_all_one
     is_reproduced(lines, replayed)
+    for session in map(payload, journal(lines, "opened")[::20]):
+        served = versions[session["parameters_version"]]
+        excluded = np.array([served.indices[arm] for arm in session["exclude"]], dtype=np.intp)
+        if session["modes"][0] in ("explore", "exploit"):
+            reasons = explain(served, np.array(session["context"]), excluded, session=session["session_id"])
+            assert list(reasons.slate) == session["slate"]
+            assert [position.mode for position in reasons.positions] == session["modes"]
     last_order = lines.index(version(lines, grown[2].version)) + 1
     for part in (lines[len(lines) // 3 :], lines[:last_order]):
         for how in (verify, relearn):

@@ -27,7 +27,7 @@ from worker.bandit import MODELS
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.bandit.bonuses import bonus_named, explore_budget, restarted, theory_radius
+from worker.bandit.bonuses import NEWCOMERS, bonus_named, explore_budget, restarted, theory_radius
 from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.groups import Groups
 from worker.bandit.planning import Planner
@@ -290,6 +290,8 @@ class _Experiment:
     def _prior(self, contexts: Floats | None) -> ClickModel:
         """Return the belief before any data; with contexts (n, columns), priors of features follow their size there."""
         settings, declared = self.settings, self.world.declared
+        # The paper's model for the paper's users has no effects of positions.
+        plain = settings.model == AdditiveModel.name and settings.answers == "all"
         groups = None
         if declared is not None:
             groups = Groups.alike(declared.widths) if contexts is None else Groups.measured(declared.widths, contexts)
@@ -299,7 +301,7 @@ class _Experiment:
             ridge=settings.ridge,
             features=None if self._known is None else self._known[: len(self.world.rewards)],
             intercept=bool(settings.intercept),
-            horizon=settings.horizon,
+            horizon=1 if plain else settings.horizon,
             groups=groups,
         )
 
@@ -369,7 +371,8 @@ class _Experiment:
         features = None if self._known is None else self._known[known:]
         self.belief = self.belief.with_arms(count, features=features)
         self.answers = self.answers.with_arms(count)
-        self._clock = restarted(self._clock, count / len(self.world.rewards), self.settings.episodes)
+        share = NEWCOMERS * count / len(self.world.rewards)
+        self._clock = restarted(self._clock, share, self.settings.episodes)
 
     def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:
         settings = self.settings

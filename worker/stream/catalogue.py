@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from worker.bandit.answers import AnswerCounts
-from worker.bandit.bonuses import restarted
+from worker.bandit.bonuses import NEWCOMERS, restarted
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, with_ads
@@ -96,7 +96,7 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> 
         arms=tuple(arms),
         model=_grown(current, arms),
         answers=answers,
-        clock=restarted(current.clock, share, settings.horizon_episodes),
+        clock=restarted(current.clock, NEWCOMERS * share, settings.horizon_episodes),
     )
     if added and (reason := too_large(changed)):
         return Refusal(order=order, reason=reason)
