@@ -177,7 +177,9 @@ class AdditiveModel:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str, forgetting: float | str = 1.0) -> Fit[AdditiveModel]:
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[AdditiveModel]:
         """Learn from answered displays by the estimator called `estimator`.
 
         A hundred clicks in a hundred displays move an arm's log-odds up, but not to infinity.
@@ -189,7 +191,7 @@ class AdditiveModel:
         >>> prior.fold(shown, estimator="laplace").model.theta_arms.round(2)
         array([3.36, 0.  ])
         """
-        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting)
+        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting, changes=changes)
         return Fit(model=model, steps=steps, kept=kept)
 
     @property

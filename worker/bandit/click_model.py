@@ -150,10 +150,13 @@ class ClickModel(Truth, Protocol):
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str, forgetting: float | str = 1.0) -> Fit[ClickModel]:
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[ClickModel]:
         """Learn from displays; raise `EstimationError` rather than return a model that cannot be used.
 
-        `forgetting` is the share of older displays that is kept, or "auto" (`learning.py`).
+        `forgetting` is the share of older displays that is kept, or "auto", which takes the number of `changes`
+        noticed lately into account (`learning.py`).
         """
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:

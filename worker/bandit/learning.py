@@ -7,6 +7,10 @@ window itself decides: each γ is weighed by the Laplace evidence of the window'
 
 and anything but 1 must be better by `RELUCTANCE`. The values are tried in falling order as long as the evidence grows:
 usually that is one more fit.
+
+A change is mostly noticed in two or three windows close to each other. Where the model is wrong, as where tastes are a
+step, windows may look like a change again and again: what is forgotten is missed in the next ones. So each further
+change that is noticed within about a hundred folds must be better by `RELUCTANCE` more.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ AUTO: Final = "auto"
 SHARES: Final = (1.0, 0.7, 0.3, 0.1)
 #: Nats by which the evidence must favour forgetting.
 RELUCTANCE: Final = 3.0
+#: Share of a change that still counts one fold later.
+REMEMBERED: Final = 0.99
+#: Changes that count before any fold: what a young model takes for a change is mostly its own ignorance.
+AT_FIRST: Final = 4.0
 
 
 class LearningModel(LinearModel, Protocol):
@@ -36,10 +44,22 @@ class LearningModel(LinearModel, Protocol):
 Model = TypeVar("Model", bound=LearningModel)
 
 
+def changes_after(changes: float, kept: float) -> float:
+    """Return the number of changes noticed lately after a fold that kept a share of the older displays.
+
+    >>> changes_after(0.0, 0.1), changes_after(1.0, 1.0)
+    (1.0, 0.99)
+    """
+    return REMEMBERED * changes + (kept < 1)
+
+
 def learn(
-    model: Model, data: Observations, *, estimator: str, forgetting: float | str = 1.0
+    model: Model, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
 ) -> tuple[Model, int, float]:
-    """Fold displays into a belief; return it, the number of Newton steps, and the share of older displays kept."""
+    """Fold displays into a belief; return it, the number of Newton steps, and the share of older displays kept.
+
+    `changes` is the number of changes noticed lately.
+    """
     shares = SHARES if forgetting == AUTO else (float(forgetting),)
     if not len(data):
         return *estimate(model, data, estimator=estimator), 1.0
@@ -52,5 +72,6 @@ def learn(
         tried.append((evidence(before, after, data), after, steps, share))
         if len(tried) > 1 and tried[-1][0] <= tried[-2][0]:
             break
-    _, after, steps, share = max(tried, key=lambda one: one[0] - (RELUCTANCE if one[3] < 1 else 0.0))
+    reluctance = RELUCTANCE * max(1.0, changes - 1)
+    _, after, steps, share = max(tried, key=lambda one: one[0] - (reluctance if one[3] < 1 else 0.0))
     return after.strengthened(), steps, share

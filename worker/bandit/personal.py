@@ -264,9 +264,11 @@ class PersonalModel:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str, forgetting: float | str = 1.0) -> Fit[PersonalModel]:
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[PersonalModel]:
         """Learn from displays by the estimator called `estimator`, then how strong features are."""
-        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting)
+        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting, changes=changes)
         return Fit(model=model, steps=steps, kept=kept)
 
     def strengthened(self) -> PersonalModel:

@@ -30,6 +30,7 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import NEWCOMERS, bonus_named, explore_budget, restarted, theory_radius
 from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.groups import Groups
+from worker.bandit.learning import AT_FIRST, changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import (
     EpsilonGreedy,
@@ -283,6 +284,7 @@ class _Experiment:
         self.new_displays: tuple[int, ...] = ()
         self.forgotten: list[tuple[int, float]] = []
         self._clock = 0.0  # t of M_t
+        self._changes = AT_FIRST  # noticed lately
         self._observed = 0  # displays that were learned from
         self._shares = ALL
         self._largest_norm = 1.0
@@ -447,10 +449,13 @@ class _Experiment:
         self._observed += len(seen)
         settings, kept = self.settings, 1.0
         try:
-            fit = self.belief.fold(seen, estimator=settings.estimator, forgetting=settings.forgetting)
+            fit = self.belief.fold(
+                seen, estimator=settings.estimator, forgetting=settings.forgetting, changes=self._changes
+            )
             self.belief, kept = fit.model, fit.kept
         except EstimationError:  # as on the stream, the old estimate stays
             self.rejected += 1
+        self._changes = changes_after(self._changes, kept)
         if kept < 1:
             self.forgotten.append((t, kept))
             self._clock = restarted(self._clock, 1 - kept, settings.episodes)

@@ -240,6 +240,7 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         folds=target.folds,
         clock=restarted(target.clock, share, current.settings.horizon_episodes),
         kept=target.kept,
+        changes=target.changes,
         observations=target.observations,
         expected_sessions=target.expected_sessions,
         explore_budget=target.explore_budget,

@@ -33,6 +33,7 @@ from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats, Ints
 from worker.bandit.bonuses import bonus_named, explore_budget, restarted
 from worker.bandit.click_model import Observations
+from worker.bandit.learning import changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.errors import AdcascadeError, EstimationError
@@ -77,7 +78,9 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
                 first = first_model(settings, parent.arms, parent.prepared(sessions.contexts))
                 parent = replace(parent, model=first)
             data = sessions.observations(parent.prepared)
-            fit = parent.model.fold(data, estimator=settings.estimator, forgetting=settings.forgetting)
+            fit = parent.model.fold(
+                data, estimator=settings.estimator, forgetting=settings.forgetting, changes=parent.changes
+            )
             clock = restarted(parent.clock + 1, 1 - fit.kept, settings.horizon_episodes)
             folded = replace(
                 parent,
@@ -85,6 +88,7 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
                 folds=parent.folds + 1,
                 clock=clock,
                 kept=fit.kept,
+                changes=changes_after(parent.changes, fit.kept),
                 observations=parent.observations + len(data),
                 expected_sessions=window.sessions,
                 explore_budget=explore_budget(window.sessions, clock + 1, settings.horizon_episodes),

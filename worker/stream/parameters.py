@@ -24,6 +24,7 @@ from worker.bandit.arrays import Floats
 from worker.bandit.bonuses import bonus_named, theory_radius
 from worker.bandit.click_model import ClickModel
 from worker.bandit.groups import Groups
+from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
@@ -42,7 +43,7 @@ class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
-    the share of older displays that the last fold kept.
+    the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
@@ -64,6 +65,7 @@ class Parameters:
     folds: int = 0
     clock: float = 0.0
     kept: float = 1.0
+    changes: float = AT_FIRST
     observations: int = 0
     expected_sessions: int = 0
     explore_budget: int = 0

@@ -187,6 +187,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
     clock: Annotated[Amount, described("t of M_t: folds, less where new ads or a change set the clock back.")]
     kept: Annotated[Probability, described("Share of older displays that the last fold kept.")]
+    changes: Annotated[Amount, described("Changes of users or ads that were noticed lately; older ones count less.")]
     observations: Annotated[int, described("Number of displays observed so far.", **_WHOLE)]
     expected_sessions: Annotated[int, described("N: number of sessions in the last folded window.", **_WHOLE)]
     explore_budget: Annotated[int, described("M_t: number of sessions that may explore.", **_WHOLE)]
@@ -277,7 +278,17 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
 #: Fields of a version that its record has under the same name.
 PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
-    *("folds", "clock", "kept", "observations", "expected_sessions", "explore_budget", "thresholds", "radius"),
+    *(
+        "folds",
+        "clock",
+        "kept",
+        "changes",
+        "observations",
+        "expected_sessions",
+        "explore_budget",
+        "thresholds",
+        "radius",
+    ),
 )
 #: Settings that a record has only if they are set.
 _OPTIONAL: Final = ("features", "learn_at_most")
