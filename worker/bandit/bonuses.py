@@ -17,9 +17,9 @@ from worker.errors import InputError
 
 _ODD = tuple(np.uint32(number) for number in (0x9E3779B1, 0x85EBCA77, 0x85EBCA6B, 0xC2B2AE35))
 _SHIFTS = (np.uint32(16), np.uint32(13))
-#: Part of the share of new ads for which they set the clock of M_t back. They get displays without exploring, too: ads
-#: like them are a good guess.
-NEWCOMERS = 1 / 3
+#: Largest share of new ads by which they set the clock of M_t back. Many new ads get displays without exploring, too:
+#: what is known of ads like them is a good guess.
+NEWCOMERS = 0.2
 _STEEPEST = 40.0  # e^−40 squared is still a number in single precision
 
 

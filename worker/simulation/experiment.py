@@ -373,7 +373,7 @@ class _Experiment:
         features = None if self._known is None else self._known[known:]
         self.belief = self.belief.with_arms(count, features=features)
         self.answers = self.answers.with_arms(count)
-        share = NEWCOMERS * count / len(self.world.rewards)
+        share = min(NEWCOMERS, count / len(self.world.rewards))
         self._clock = restarted(self._clock, share, self.settings.episodes)
 
     def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:

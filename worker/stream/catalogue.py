@@ -96,7 +96,7 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> 
         arms=tuple(arms),
         model=_grown(current, arms),
         answers=answers,
-        clock=restarted(current.clock, NEWCOMERS * share, settings.horizon_episodes),
+        clock=restarted(current.clock, min(share, NEWCOMERS), settings.horizon_episodes),
     )
     if added and (reason := too_large(changed)):
         return Refusal(order=order, reason=reason)
