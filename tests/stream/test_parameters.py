@@ -310,7 +310,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r["arms"][0].update(active="no"), r"Expected `bool`, got `str` - at `\$.arms"),
     (lambda r: r["arms"][0].update(arm=5), r"Expected `str`, got `int` - at `\$.arms"),
     (lambda r: r["arms"].pop(), "the model has 3 arms, the catalogue 2"),
-    (lambda r: r.update(dim=3), "the model has 2 context features, the settings say 3"),
+    (lambda r: r.update(dim=3), "the model has 2 context features, dim says 3"),
     (lambda r: r.update(dim=2.0), r"\$.dim"),
     (lambda r: r.update(version=1.5), r"\$.version"),
     (lambda r: r.update(version=True), "got `bool`.*version"),

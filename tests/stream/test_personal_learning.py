@@ -11,7 +11,7 @@ import pytest
 
 from tests.stream.scenes import feedback, opened, progress, window_of_sessions, written
 from worker.bandit.arrays import sigmoid
-from worker.bandit.bonuses import explore_budget, restarted
+from worker.bandit.bonuses import explore_budget, joined, restarted
 from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import slate_chances
 from worker.errors import InputError
@@ -251,7 +251,7 @@ def test_new_ads_keep_to_the_budget_until_the_next_version(count: int, most: flo
     world.stream.order(Command(action="rollback", version=after.version))
     assert world.stream.current.thresholds == after.thresholds
     # Exploration resumes with the next fold, in proportion to the ads that are new.
-    assert after.clock == restarted(20.0, count / (10 + count), 10)
+    assert after.clock == joined(20.0, count / (10 + count), 10)
     world.stream.window(world.generator.normal(size=(200, 2)), world.answer)
     assert world.stream.current.explore_budget == explore_budget(200 + waiting, after.clock + 2, 10) > 3
     assert world.stream.episodes[-1].rejected is None

@@ -241,6 +241,11 @@ def restarted(t: float, share: float, episodes: int) -> float:
     return min(t, -math.log(share) * math.log(episodes)) if share > 0 else t
 
 
+def joined(t: float, share: float, episodes: int) -> float:
+    """Return the clock t after ads have joined that are this share of all; beyond `NEWCOMERS` it changes no more."""
+    return restarted(t, min(share, NEWCOMERS), episodes)
+
+
 def theory_radius(
     *, dim: int, arms: int, largest_reward: float, largest_norm: float, ridge: float, displays: int, delta: float = 0.05
 ) -> float:

@@ -65,7 +65,12 @@ OPTIONS = (
         parse=number(above=0, most=1),
         default=None,
     ),
-    Option("change", "what changes at half time in drift (default: tastes)", choices=CHANGES, default=None),
+    Option(
+        "change",
+        "part of the world that changes at half time in drift (default: tastes)",
+        choices=CHANGES,
+        default=None,
+    ),
     Option(
         "interaction",
         "standard deviation of what products of numbers add to the log-odds, in interactions (default: 1)",

@@ -27,7 +27,7 @@ from worker.bandit import MODELS
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.bandit.bonuses import NEWCOMERS, bonus_named, explore_budget, restarted, theory_radius
+from worker.bandit.bonuses import bonus_named, explore_budget, joined, restarted, theory_radius
 from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.groups import Groups
 from worker.bandit.learning import AT_FIRST, changes_after
@@ -373,8 +373,7 @@ class _Experiment:
         features = None if self._known is None else self._known[known:]
         self.belief = self.belief.with_arms(count, features=features)
         self.answers = self.answers.with_arms(count)
-        share = min(NEWCOMERS, count / len(self.world.rewards))
-        self._clock = restarted(self._clock, share, self.settings.episodes)
+        self._clock = joined(self._clock, count / len(self.world.rewards), self.settings.episodes)
 
     def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:
         settings = self.settings

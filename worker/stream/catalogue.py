@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from worker.bandit.answers import AnswerCounts
-from worker.bandit.bonuses import NEWCOMERS, restarted
+from worker.bandit.bonuses import joined
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, with_ads
@@ -96,7 +96,7 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> 
         arms=tuple(arms),
         model=_grown(current, arms),
         answers=answers,
-        clock=restarted(current.clock, min(share, NEWCOMERS), settings.horizon_episodes),
+        clock=joined(current.clock, share, settings.horizon_episodes),
     )
     if added and (reason := too_large(changed)):
         return Refusal(order=order, reason=reason)
@@ -238,7 +238,7 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         arms=arms,
         model=align(target.model, target.arms, arms, settings=current.settings).with_horizon(current.settings.horizon),
         folds=target.folds,
-        clock=restarted(target.clock, share, current.settings.horizon_episodes),
+        clock=joined(target.clock, share, current.settings.horizon_episodes),
         kept=target.kept,
         changes=target.changes,
         observations=target.observations,

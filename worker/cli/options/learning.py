@@ -62,7 +62,11 @@ _LEARNING = grouped(
     Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     Option("bonus", "exploration bonus added to Q", choices=BONUSES),
     Option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
-    Option("spread", "how far sessions differ in their optimism, so that new ads share out the displays", parse=_SHARE),
+    Option(
+        "spread",
+        "difference between sessions in their optimism, 0 to 1, so that new ads share out the displays",
+        parse=_SHARE,
+    ),
     Option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
     Option(
         "ridge",
