@@ -89,7 +89,7 @@ OPTIONS = (
     ),
     Option(
         "answers",
-        "who goes on without a click: learned, or everybody (default: learned where users leave)",
+        "share of users who go on without a click: learned, or all (default: learned where users leave)",
         choices=ANSWERS,
         default=None,
     ),
