@@ -86,7 +86,9 @@ class ConstantRate:
         for rate in generator.beta(self.clicks, self.passes, (count, self.arms)):
             yield ConstantRate(clicks=np.clip(rate, 1e-9, 1), passes=np.clip(1 - rate, 1e-9, 1), dim=self.dim)
 
-    def fold(self, data: Observations, *, estimator: str, forgetting: float | str = 1.0) -> Fit[ConstantRate]:
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[ConstantRate]:
         clicks = np.bincount(data.arms, data.clicked, self.arms)
         passes = np.bincount(data.arms, 1 - data.clicked, self.arms)
         folded = ConstantRate(clicks=self.clicks + clicks, passes=self.passes + passes, dim=self.dim)
