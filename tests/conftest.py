@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
+from collections.abc import Iterator
 
 import worker  # noqa: F401 - before numpy: it pins the kernels
 
@@ -35,6 +37,16 @@ class BrokerScheduling(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return "broker" if file.startswith(ON_A_BROKER) else file
+
+
+@pytest.fixture(autouse=True)
+def no_log_is_left() -> Iterator[None]:
+    """Take away what a command has set up for its log: its stream ends with the test."""
+    yield
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if type(one) is logging.StreamHandler]:
+        root.removeHandler(handler)
+        root.setLevel(logging.WARNING)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> BrokerScheduling:

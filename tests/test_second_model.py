@@ -40,9 +40,7 @@ class ConstantRate:
     dim: int
 
     @classmethod
-    def prior(
-        cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, intercept: bool = True
-    ) -> ConstantRate:
+    def prior(cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, **_: Any) -> ConstantRate:
         return cls(clicks=np.full(arms, 0.5), passes=np.full(arms, 0.5), dim=dim)
 
     @classmethod
@@ -52,6 +50,10 @@ class ConstantRate:
 
     def pack(self) -> dict[str, Floats]:
         return dict(zip(self.fields, (self.clicks, self.passes, np.array(float(self.dim))), strict=True))
+
+    @property
+    def position_effects(self) -> Floats:
+        return np.zeros(1)
 
     @property
     def arms(self) -> int:
@@ -84,21 +86,26 @@ class ConstantRate:
         for rate in generator.beta(self.clicks, self.passes, (count, self.arms)):
             yield ConstantRate(clicks=np.clip(rate, 1e-9, 1), passes=np.clip(1 - rate, 1e-9, 1), dim=self.dim)
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit[ConstantRate]:
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[ConstantRate]:
         clicks = np.bincount(data.arms, data.clicked, self.arms)
         passes = np.bincount(data.arms, 1 - data.clicked, self.arms)
         folded = ConstantRate(clicks=self.clicks + clicks, passes=self.passes + passes, dim=self.dim)
-        return Fit(model=folded, steps=1)
+        return Fit(model=folded, steps=1, kept=1.0)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
         gradient = np.bincount(shown.arms, slopes, self.arms)
         direction = gradient * self.bias_deviations**2
         return float(gradient @ direction), direction[seen.arms]
 
-    def forget(self, keep: float, *, ridge: float) -> ConstantRate:
+    def forget(self, keep: float) -> ConstantRate:
         return ConstantRate(clicks=keep * self.clicks, passes=keep * self.passes, dim=self.dim)
 
-    def with_arms(self, count: int, *, ridge: float, features: Floats | None = None) -> ConstantRate:
+    def with_horizon(self, horizon: int) -> ConstantRate:
+        return self
+
+    def with_arms(self, count: int, *, features: Floats | None = None) -> ConstantRate:
         new = np.full(count, 0.5)
         return ConstantRate(clicks=np.append(self.clicks, new), passes=np.append(self.passes, new), dim=self.dim)
 

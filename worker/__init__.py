@@ -5,3 +5,4 @@ from worker import kernels
 __version__ = "0.2.0"
 
 kernels.pin()
+kernels.hold()

@@ -5,6 +5,7 @@
     AdcascadeError
     ├── InputError            wrong options or files: one line, exit 2, nothing written
     │   └── ParametersError   a parameters record is unreadable, inconsistent, or tampered with
+    │       └── OldVersionError   it was made by an older release
     ├── FailedError           the work could not be done, or a check failed: exit 1
     └── EstimationError       a fold has no usable estimate; the learner keeps the old one
 
@@ -22,6 +23,10 @@ class InputError(AdcascadeError):
 
 class ParametersError(InputError):
     """A parameters record cannot be used."""
+
+
+class OldVersionError(ParametersError):
+    """A parameters record was made by an older release, whose model is another."""
 
 
 class FailedError(AdcascadeError):

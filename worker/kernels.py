@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
@@ -24,11 +25,20 @@ _NEEDED: Final = frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",
 
 
 def pin(environment: MutableMapping[str, str] = os.environ, processor: Path = Path("/proc/cpuinfo")) -> None:
-    """Set what is not set in the environment; no effect on a numpy that is imported already."""
-    for name, value in (THREADS | wanted(processor)).items():
+    """Force one thread, and set what else is not set in the environment; a numpy that is imported already keeps it."""
+    environment.update(THREADS)
+    for name, value in wanted(processor).items():
         # numpy refuses to be told twice, and a choice by the user counts.
         if name != "NPY_ENABLE_CPU_FEATURES" or "NPY_DISABLE_CPU_FEATURES" not in environment:
             environment.setdefault(name, value)
+
+
+def hold() -> None:
+    """Hold a BLAS that was loaded before `pin` to one thread: for it the environment comes too late."""
+    if "numpy" in sys.modules:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(limits=1, user_api="blas")
 
 
 def wanted(processor: Path) -> Mapping[str, str]:

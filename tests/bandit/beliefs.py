@@ -91,6 +91,7 @@ def belief(
         precision=Precision.prior(dim=dim, arms=arms, ridge=ridge).plus(
             ByArm(contexts, sessions=sessions, arms=shown), generator.uniform(0.02, 0.25, displayed)
         ),
+        prior_precision=np.full(dim, ridge),
     )
 
 
@@ -125,7 +126,19 @@ def episode(truth: AdditiveModel, contexts: Floats, count: int, generator: np.ra
     sessions, arms = displays(contexts, truth.arms, count, generator)
     chances = sigmoid((contexts @ truth.theta_context)[sessions] + truth.theta_arms[arms])
     clicked = (generator.random(count) < chances).astype(float)
-    return Observations(contexts=contexts, sessions=sessions, arms=arms, clicked=clicked)
+    return seen(contexts, sessions, arms, clicked)
+
+
+def seen(contexts: Floats, sessions: object, arms: object, clicked: object, positions: object = None) -> Observations:
+    """Return displays, at the first position unless others are given."""
+    shown = np.asarray(arms, dtype=np.intp)
+    return Observations(
+        contexts=contexts,
+        sessions=np.asarray(sessions, dtype=np.intp),
+        arms=shown,
+        positions=np.zeros(len(shown), dtype=np.intp) if positions is None else np.asarray(positions, dtype=np.intp),
+        clicked=np.asarray(clicked, dtype=np.float64),
+    )
 
 
 # ── short forms ──────────────────────────────────────────────────────────────────────────────────────────────────────

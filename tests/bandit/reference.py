@@ -13,11 +13,20 @@ from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.click_model import Observations
-from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.precision import Precision
 
 Floats = NDArray[np.float64]
 Wide = NDArray[np.longdouble]
+
+
+def dense_theta(model: AdditiveModel) -> Floats:
+    """Return [θ_x; θ_k], (d+K,)."""
+    return np.concatenate(model.coefficients)
+
+
+def dense_matrix(precision: Precision) -> Floats:
+    """Return the full matrix A, (d+K, d+K)."""
+    return np.block([[precision.context, precision.cross.T], [precision.cross, np.diag(precision.arms)]])
 
 
 # ── algebra ──────────────────────────────────────────────────────────────────────────────────────────────────────────

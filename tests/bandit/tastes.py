@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from worker.bandit.arrays import sigmoid
 from worker.bandit.click_model import Observations, inputs
 from worker.bandit.estimators import ByArm
+from worker.bandit.groups import Groups
 from worker.bandit.hierarchy import Hierarchy
 from worker.bandit.personal import PersonalModel
 
-from .beliefs import displays, seeds
+from .beliefs import displays, seeds, seen
 from .reference import Wide, inverse
 
 Floats = NDArray[np.float64]
@@ -28,21 +29,35 @@ def grown(prior: Hierarchy, count: int, generator: np.random.Generator, *, arms:
     """Return a hierarchy after `count` displays of its first `arms` arms."""
     contexts = inputs(generator.normal(size=(max(1, count), prior.size - 1)))
     sessions, shown = displays(contexts, arms or prior.arms, count, generator)
-    return prior.plus(ByArm(contexts, sessions=sessions, arms=shown), generator.uniform(0.02, 0.25, count))
+    positions = generator.integers(0, prior.positions + 1, count)
+    seen = ByArm(contexts, sessions=sessions, arms=shown, positions=positions)
+    return prior.plus(seen, generator.uniform(0.02, 0.25, count))
 
 
 def taste(
-    dim: int, arms: int, generator: np.random.Generator, *, features: int = 0, displayed: int = 60
+    dim: int, arms: int, generator: np.random.Generator, *, features: int = 0, displayed: int = 60, horizon: int = 1
 ) -> PersonalModel:
-    """Return a personal belief after `displayed` displays, most of them of the first arms."""
+    """Return a personal belief after `displayed` displays, most of them of the first arms; any features."""
     described = generator.normal(size=(arms, features)) if features else None
-    prior = PersonalModel.prior(dim=dim, arms=arms, ridge=1.0, features=described)
-    precision = grown(prior.precision, displayed, generator, arms=max(1, arms - 1))
-    return PersonalModel(
-        shared=generator.normal(size=prior.shared.shape) / 2,
-        own=generator.normal(size=prior.own.shape) / 2,
-        precision=precision,
+    prior = PersonalModel.prior(
+        dim=dim,
+        arms=arms,
+        ridge=float(generator.choice([0.5, 1.0])),
+        features=described,
+        horizon=horizon,
+        groups=declared(dim, generator),
+        ad_groups=declared(features, generator),
     )
+    precision = grown(prior.precision, displayed, generator, arms=max(1, arms - 1))
+    believed = tuple(generator.normal(size=part.shape) / 2 for part in prior.coefficients)
+    return prior.updated(believed, precision)
+
+
+def declared(columns: int, generator: np.random.Generator) -> Groups:
+    """Return features that share out some columns."""
+    cuts = np.flatnonzero(generator.random(max(0, columns - 1)) < 0.5) + 1
+    widths = np.diff([0, *cuts, columns]) if columns else np.zeros(0)
+    return Groups(widths=widths, squares=generator.uniform(0.3, 2.0, len(widths)))
 
 
 @dataclass(frozen=True)
@@ -60,43 +75,59 @@ def tastes(draw: st.DrawFn) -> Tastes:
     generator = np.random.default_rng(draw(seeds))
     dim, arms, features = draw(st.integers(1, 4)), draw(st.integers(1, 5)), draw(columns)
     displayed = draw(st.sampled_from([0, 3, 40, 400]))
-    return Tastes(taste(dim, arms, generator, features=features, displayed=displayed), generator)
+    horizon = draw(st.integers(1, 4))
+    return Tastes(taste(dim, arms, generator, features=features, displayed=displayed, horizon=horizon), generator)
 
 
 def answers_to(truth: PersonalModel, sessions: int, count: int, generator: np.random.Generator) -> Observations:
     """Return `count` displays answered by users who behave as `truth` says."""
     contexts = generator.normal(size=(sessions, truth.dim))
     rows, arms = displays(contexts, truth.arms, count, generator)
-    chances = sigmoid(truth.log_odds(contexts)[rows, arms])
-    clicked = (generator.random(count) < chances).astype(float)
-    return Observations(contexts=contexts, sessions=rows, arms=arms, clicked=clicked)
+    effects = truth.position_effects
+    positions = generator.integers(0, len(effects), count)
+    chances = sigmoid(truth.log_odds(contexts)[rows, arms] + effects[positions])
+    return seen(contexts, rows, arms, generator.random(count) < chances, positions)
 
 
 # ── the whole matrix ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def row_of(precision: Hierarchy, u: Floats, arm: int) -> Floats:
-    """Return z with log-odds z·θ, θ = [Γ by columns; v_1; …; v_K]."""
+def row_of(precision: Hierarchy, u: Floats, arm: int, position: int = 0) -> Floats:
+    """Return z with log-odds z·θ, θ = [Γ by columns; b; v_1; …; v_K]."""
     own = np.zeros((precision.arms, precision.size))
     own[arm] = u
-    return np.concatenate([np.kron(precision.features[arm], u), own.ravel()])
+    effects = np.eye(precision.positions + 1)[min(position, precision.positions)][1:]
+    return np.concatenate([np.kron(precision.features[arm], u), effects, own.ravel()])
 
 
 def rows_of(precision: Hierarchy, data: Observations) -> Floats:
     u = inputs(data.contexts)
-    return np.array([row_of(precision, u[s], k) for s, k in zip(data.sessions, data.arms, strict=True)])
+    shown = zip(data.sessions, data.arms, data.positions, strict=True)
+    return np.array([row_of(precision, u[session], arm, position) for session, arm, position in shown])
 
 
 def whole_matrix(precision: Hierarchy) -> Floats:
     """Return A from its definition: the prior, and every arm's information seen through z."""
-    own = np.tile(precision.own, precision.arms)
-    matrix = np.zeros((len(precision.shared) + len(own),) * 2)
-    matrix[: len(precision.shared), : len(precision.shared)] = precision.shared
-    matrix[len(precision.shared) :, len(precision.shared) :] = np.diag(own)
-    for arm, information in enumerate(precision.information):
+    matrix = np.diag(prior_of(precision))
+    count = shared_size(precision)
+    if precision.inherited is not None:
+        matrix[:count, :count] += precision.inherited
+    effects = np.eye(len(matrix))[precision.prior.size : count]
+    for arm, (information, crossing) in enumerate(zip(precision.information, precision.crossing, strict=True)):
         through = head_of(precision, arm)
-        matrix += through.T @ information @ through
+        beside = through.T @ crossing @ effects
+        matrix += through.T @ information @ through + beside + beside.T + effects.T @ np.diag(crossing[0]) @ effects
     return matrix
+
+
+def prior_of(precision: Hierarchy) -> Floats:
+    """Return the diagonal of A before any display."""
+    own = np.tile(precision.own, precision.arms)
+    return np.concatenate([precision.prior.T.ravel(), np.ones(precision.positions), own])
+
+
+def shared_size(precision: Hierarchy) -> int:
+    return precision.prior.size + precision.positions
 
 
 def head_of(precision: Hierarchy, arm: int) -> Floats:
@@ -104,14 +135,8 @@ def head_of(precision: Hierarchy, arm: int) -> Floats:
     return np.array([row_of(precision, u, arm) for u in np.eye(precision.size)])
 
 
-def vector(shared: Floats, own: Floats) -> Floats:
-    return np.concatenate([shared.T.ravel(), own.ravel()])
-
-
-def parts(precision: Hierarchy, theta: NDArray[np.floating]) -> tuple[Floats, Floats]:
-    size, count = precision.size, precision.features.shape[1]
-    values = np.asarray(theta, dtype=np.float64)
-    return values[: size * count].reshape(count, size).T.copy(), values[size * count :].reshape(-1, size).copy()
+def vector(shared: Floats, positions: Floats, own: Floats) -> Floats:
+    return np.concatenate([shared.T.ravel(), positions, own.ravel()])
 
 
 def covariance_of(precision: Hierarchy) -> Wide:
@@ -119,7 +144,7 @@ def covariance_of(precision: Hierarchy) -> Wide:
 
 
 def marginal(precision: Hierarchy, arms: Sequence[int]) -> Wide:
-    """Return the covariance of Γ and the own parts of some arms, in this order."""
-    size, shared = precision.size, len(precision.shared)
+    """Return the covariance of Γ, b and the own parts of some arms, in this order."""
+    size, shared = precision.size, shared_size(precision)
     kept = [*range(shared), *(shared + arm * size + i for arm in arms for i in range(size))]
     return covariance_of(precision)[np.ix_(kept, kept)]

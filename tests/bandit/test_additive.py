@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,10 @@ from hypothesis import strategies as st
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
-from worker.bandit.dense import dense_matrix, dense_theta
-from worker.bandit.precision import Precision
 from worker.errors import InputError
 
 from .beliefs import belief, episode, lawful, probabilities, seeds, update
-from .reference import inverse, logistic
+from .reference import dense_matrix, dense_theta, inverse, logistic
 
 
 @given(st.lists(st.floats(-800, 800), min_size=1, max_size=20))
@@ -51,12 +50,12 @@ def test_log_odds_and_probabilities_are_those_of_the_joint_feature(seed: int, di
 
 def test_a_new_arm_is_as_likely_as_not_for_the_context_at_the_origin() -> None:
     known = belief(2, 3, np.random.default_rng(0))
-    grown = known.with_arms(2, ridge=4.0)
+    grown = known.with_arms(2)
     assert (grown.dim, grown.arms) == (2, 5)
     assert np.array_equal(grown.theta_arms, [*known.theta_arms, 0.0, 0.0])
     assert np.array_equal(grown.theta_context, known.theta_context)
-    assert grown.precision == known.precision.with_arms(2, ridge=4.0)
-    assert known.with_arms(0, ridge=4.0) == known
+    assert grown.precision == known.precision.with_arms(2, ridge=1.0)
+    assert known.with_arms(0) == known
 
 
 def test_the_norm_is_that_of_all_parameters() -> None:
@@ -70,8 +69,8 @@ def test_a_belief_is_a_value() -> None:
     theta[0] = 9.0
     assert known == AdditiveModel.prior(dim=2, arms=3, ridge=1.0)
     assert known != AdditiveModel.prior(dim=2, arms=3, ridge=2.0)
-    assert known != AdditiveModel(theta_context=theta, theta_arms=np.zeros(3), precision=known.precision)
-    assert known != AdditiveModel(theta_context=np.zeros(2), theta_arms=np.ones(3), precision=known.precision)
+    assert known != replace(known, theta_context=theta)
+    assert known != replace(known, theta_arms=np.ones(3))
     assert known != known.precision
     for array in (known.theta_context, known.theta_arms):
         with pytest.raises(ValueError, match="read-only"):
@@ -90,7 +89,7 @@ def test_a_belief_is_a_value() -> None:
 )
 def test_an_estimate_of_the_wrong_shape_or_not_finite_is_refused(context: Any, arms: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        AdditiveModel(theta_context=context, theta_arms=arms, precision=Precision.prior(dim=2, arms=3, ridge=1.0))
+        replace(AdditiveModel.prior(dim=2, arms=3, ridge=1.0), theta_context=context, theta_arms=arms)
 
 
 @pytest.mark.parametrize("intercept", [True, False])

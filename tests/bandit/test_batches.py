@@ -69,7 +69,8 @@ def without_repeats(planner: Planner, contexts: Contexts, masked: Masked | None)
 def known_clicks(kind: str, dim: int, arms: int, generator: np.random.Generator) -> ClickModel:
     if kind == "additive":
         return belief(dim, arms, generator)
-    return taste(dim, arms, generator, features=int(generator.integers(0, 3)))
+    horizon = int(generator.integers(1, 4))
+    return taste(dim, arms, generator, features=int(generator.integers(0, 3)), horizon=horizon)
 
 
 def some_rates(arms: int, horizon: int, generator: np.random.Generator) -> AnswerRates:
@@ -155,10 +156,12 @@ def test_no_policy_depends_on_the_other_sessions_of_a_batch(name: str, repeats: 
     planner = Planner(known, generator.uniform(0.1, 1, 30), horizon=4, repeats=repeats)
     contexts, uniforms = generator.normal(size=(50, 5)), generator.random((50, 4, 2))
     excluded = excluded_arms(generator, 30, *[0.2] * 50)
-    policy = make_policy(name, thresholds=(0.2, 0.2, 0.25, 0.3))
-    whole = policy.slates(planner, contexts, planner.masked(excluded), uniforms)
+    policy = make_policy(name, thresholds=(0.2, 0.2, 0.25, 0.3), spread=1.0)
+    keys = generator.integers(0, 2**32, 50, dtype=np.uint32)
+    whole = policy.slates(planner, contexts, planner.masked(excluded), uniforms, keys)
     for rows in (np.arange(1), np.arange(49, -1, -1), generator.integers(0, 50, 33)):
-        part = policy.slates(planner, contexts[rows], planner.masked([excluded[row] for row in rows]), uniforms[rows])
+        masked = planner.masked([excluded[row] for row in rows])
+        part = policy.slates(planner, contexts[rows], masked, uniforms[rows], keys[rows])
         assert np.array_equal(part.arms, whole.arms[rows])
         assert np.array_equal(part.explored, whole.explored[rows])
         assert np.array_equal(part.propensities, whole.propensities[rows])

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from worker.bandit.answers import Cascade
 from worker.bandit.arrays import sigmoid
-from worker.bandit.bonuses import BONUSES, CURVE, explore_budget, theory_radius
+from worker.bandit.bonuses import BONUSES, CURVE, Spread, explore_budget, restarted, theory_radius
 from worker.errors import InputError
 
 from .beliefs import lawful
@@ -43,7 +44,7 @@ def test_extreme_probabilities_and_widths_give_a_finite_bonus(dtype: Any, chance
     assert np.isfinite(slope).all()
     assert 0 <= slope.item() <= 0.2501
     ahead = np.zeros((1, 2), dtype=dtype)
-    (scores,) = CURVE.scores(chances, widths.copy(), np.ones(1, dtype=dtype), ahead)
+    (scores,) = CURVE.scores(chances, widths.copy(), np.ones(1, dtype=dtype), ahead, Cascade())
     assert np.isfinite(scores).all()
     hopeful = CURVE.optimistic(np.log(np.maximum(chances, 1e-45)), widths)
     assert ((hopeful >= 0) & (hopeful <= 1)).all()
@@ -52,6 +53,25 @@ def test_extreme_probabilities_and_widths_give_a_finite_bonus(dtype: Any, chance
 def test_an_arm_wrongly_thought_hopeless_has_a_bonus_that_the_slope_at_the_estimate_does_not_give() -> None:
     chances, widths, gains = sigmoid(np.array([-12.0])), np.array([12.0]), np.ones(1)
     assert CURVE.of(chances, widths, gains).item() > 100 * BONUSES["value"].of(chances, widths, gains).item()
+
+
+def test_spread_factors_are_even_around_one_and_each_session_has_its_own() -> None:
+    keys, arms = np.arange(2000, dtype=np.uint32), np.arange(5, dtype=np.uint32)
+    for share in (0.2, 1.0):
+        factors = Spread(share=share, keys=keys).factors(slice(0, 2000), arms, np.float64)
+        ranks = (np.sort(factors, axis=0) - 1) / share + 0.5  # a uniform sample: the k-th of n is at k/n
+        assert np.abs(ranks - ((np.arange(2000) + 0.5) / 2000)[:, None]).max() < 0.05
+        assert np.abs(np.corrcoef(factors.T) - np.eye(5)).max() < 0.08
+        shares = np.bincount(factors.argmax(axis=1), minlength=5) / 2000
+        assert np.abs(shares - 0.2).max() < 0.04  # what is equal is shared out
+
+
+def test_the_clock_restarts_in_proportion_to_what_is_new_and_never_runs_ahead() -> None:
+    for share in (0.05, 0.5, 1.0):
+        clock = restarted(500.0, share, 300)
+        assert explore_budget(10_000, clock, 300) == pytest.approx(10_000 * share, abs=1)
+        assert restarted(clock / 2, share, 300) == clock / 2
+    assert restarted(500.0, 0.0, 300) == 500.0
 
 
 # ── the budget and the radius ────────────────────────────────────────────────────────────────────────────────────────

@@ -11,25 +11,15 @@ from numpy.typing import NDArray
 from worker.bandit import estimators
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.click_model import Observations
-from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.estimators import ESTIMATORS, LARGEST_STEP
 from worker.errors import EstimationError, InputError
 
-from .beliefs import belief, contexts_of, displays, episode, kinds, lawful, ridges, seeds, update
-from .reference import all_features, inverse, logistic, map_estimate
+from .beliefs import belief, contexts_of, displays, episode, kinds, lawful, ridges, seeds, seen, update
+from .reference import all_features, dense_matrix, dense_theta, inverse, logistic, map_estimate
 
 Floats = NDArray[np.float64]
 
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 5))
-
-
-def observations(contexts: Floats, sessions: object, arms: object, clicked: object) -> Observations:
-    return Observations(
-        contexts=contexts,
-        sessions=np.asarray(sessions, dtype=np.intp),
-        arms=np.asarray(arms, dtype=np.intp),
-        clicked=np.asarray(clicked, dtype=np.float64),
-    )
 
 
 def case(seed: int, shape: tuple[int, int], ridge: float = 1.0) -> tuple[AdditiveModel, Observations]:
@@ -143,7 +133,7 @@ def test_an_update_is_usable_or_it_is_an_error(estimator, seed, shape, kind, rid
             "never": np.zeros(25),
             "separable": contexts[sessions, 0] > contexts[:, 0].mean(),
         }[answers]
-        data = observations(contexts, sessions, shown, clicked)
+        data = seen(contexts, sessions, shown, clicked)
         try:
             fit = update(known, data, estimator=estimator)
         except EstimationError:
@@ -164,6 +154,7 @@ def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(seed, shape, 
         theta_context=generator.normal(size=dim) / (scale * dim),
         theta_arms=generator.normal(size=arms),
         precision=known.precision,
+        prior_precision=known.prior_precision,
     )
     for _ in range(5):
         data = episode(truth, contexts_of(kind, 40, dim, generator), 120, generator)
@@ -186,13 +177,13 @@ def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(seed, shape, 
 def test_numbers_that_no_model_can_take_are_an_error(estimator, context, clicked, message) -> None:
     prior = AdditiveModel.prior(dim=2, arms=2, ridge=1.0)
     with pytest.raises(EstimationError, match=message):
-        update(prior, observations(np.array([context]), [0, 0], [0, 1], [1, clicked]), estimator=estimator)
+        update(prior, seen(np.array([context]), [0, 0], [0, 1], [1, clicked]), estimator=estimator)
 
 
 def test_an_estimate_that_moves_too_far_in_one_fold_is_an_error() -> None:
     # Almost no prior and answers that a line separates: the maximum lies very far out.
     prior = AdditiveModel.prior(dim=1, arms=1, ridge=1e-14)
-    data = observations(np.array([[1.0], [-1.0]]), [0, 1], [0, 0], [1, 0])
+    data = seen(np.array([[1.0], [-1.0]]), [0, 1], [0, 0], [1, 0])
     with pytest.raises(EstimationError, match=r"moved by .* in one fold, more than 20"):
         update(prior, data)
 
@@ -206,6 +197,6 @@ def test_a_fit_that_takes_too_many_steps_is_an_error(monkeypatch: pytest.MonkeyP
 
 def test_an_unknown_estimator_is_refused_even_when_nothing_was_seen() -> None:
     prior, data = case(2, (2, 3))
-    for seen in (data, observations(np.zeros((0, 2)), [], [], [])):
+    for shown in (data, seen(np.zeros((0, 2)), [], [], [])):
         with pytest.raises(InputError, match="unknown estimator 'bayes'; one of laplace, newton, paper"):
-            update(prior, seen, estimator="bayes")
+            update(prior, shown, estimator="bayes")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM
+from worker.bandit.bonuses import Spread
 from worker.bandit.ordering import greedy_slates, optimistic_slates
 from worker.bandit.planning import Planner
 
@@ -45,10 +46,13 @@ def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(seed, 
     masked = planner.masked(excluded)
     likely = probabilities(planner.model, contexts)
     widths = np.sqrt(squared_widths(planner.model.precision, contexts))
-    hopeful = np.asarray(logistic(planner.model.log_odds(contexts) + beta * widths), dtype=float)
+    spread = Spread(share=float(generator.random()), keys=generator.integers(0, 2**32, 3, dtype=np.uint32))
+    factors = np.ones((3, arms))
+    factors[:, planner.shown] = spread.factors(slice(0, 3), planner.arm_keys, np.float64)
+    hopeful = np.asarray(logistic(planner.model.log_odds(contexts) + beta * widths * factors), dtype=float)
     for slates, chances in (
         (greedy_slates(planner, contexts, masked), likely),
-        (optimistic_slates(planner, contexts, beta=beta, masked=masked), hopeful),
+        (optimistic_slates(planner, contexts, beta=beta, masked=masked, spread=spread), hopeful),
     ):
         for row in range(3):
             eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
         ByArm(contexts, sessions=np.arange(300), arms=arms), np.full(300, 0.2)
     )
     planner = Planner(
-        AdditiveModel(theta_context=np.zeros(4), theta_arms=np.zeros(9), precision=precision), np.ones(9), horizon=1
+        replace(AdditiveModel.prior(dim=4, arms=9, ridge=1.0), precision=precision), np.ones(9), horizon=1
     )
     actual = planner.heads.widths(contexts[:20])
     np.testing.assert_allclose(actual, precision.widths(contexts[:20]), rtol=1e-4)
@@ -183,7 +184,7 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
 def test_rounding_makes_no_width_narrower_than_the_arm_alone_allows() -> None:
     # Centres at ±1000 and a context right on one of them: the square that is left is lost in single precision.
     precision = Precision(context=np.array([[1 + 2e12]]), cross=np.array([[1e9], [-1e9]]), arms=np.array([1e6, 1e6]))
-    known = AdditiveModel(theta_context=np.zeros(1), theta_arms=np.zeros(2), precision=precision)
+    known = replace(AdditiveModel.prior(dim=1, arms=2, ridge=1.0), precision=precision)
     planner = Planner(known, np.ones(2), horizon=1)
     contexts = np.linspace(999, 1001, 64)[:, None]
     assert (planner.heads.widths(contexts) >= 1e-3 * (1 - 1e-6)).all()

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.dense import dense_matrix
 from worker.bandit.estimators import ByArm
 from worker.bandit.precision import Precision
 from worker.errors import EstimationError, InputError
 
 from .beliefs import Scene, contexts_of, displays, kinds, lawful, ridges, scenes, seeds
-from .reference import features, inverse, squared_widths
+from .reference import dense_matrix, features, inverse, squared_widths
 
 
 def made(context: object, cross: object, arms: object) -> Precision:

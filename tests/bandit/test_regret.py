@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,8 +12,9 @@ from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM
+from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Random
+from worker.bandit.policies import Greedy, Random
 from worker.bandit.regret import best_revenue, optimistic_gap, posterior_regret, pseudo_regret, slate_revenue
 
 from .beliefs import belief, lawful, probabilities, seeds
@@ -94,3 +97,16 @@ def test_without_an_active_arm_nothing_can_be_lost(repeats: bool) -> None:
     assert slate_revenue(planner.model, planner.rewards, contexts, nothing).tolist() == [0.0] * 3
     assert optimistic_gap(planner, contexts, nothing, beta=2.0).tolist() == [0.0] * 3
     assert posterior_regret(planner, contexts, nothing, generator=np.random.default_rng(0)).tolist() == [0.0] * 3
+
+
+def test_the_best_slate_has_the_position_effects_of_the_model_that_judges_it() -> None:
+    generator = np.random.default_rng(3)
+    prior = PersonalModel.prior(dim=2, arms=4, ridge=1.0, horizon=3)
+    truth = replace(prior, own=generator.normal(size=(4, 3)), positions=np.array([-1.0, 2.0]))
+    believed = Planner(replace(prior, positions=np.array([2.0, -1.0])), [1.0, 0.7, 0.4, 0.9], horizon=3)
+    contexts = generator.normal(size=(20, 2))
+    right = Greedy().slates(Planner(truth, believed.rewards, horizon=3, dtype=np.float64), contexts).arms
+    wrong = Greedy().slates(believed, contexts).arms
+    np.testing.assert_allclose(pseudo_regret(believed, truth, contexts, right), 0, atol=1e-12)
+    assert (pseudo_regret(believed, truth, contexts, wrong) >= -1e-12).all()
+    assert (posterior_regret(believed, contexts, wrong, generator=generator, draws=8) >= -1e-12).all()

@@ -30,7 +30,7 @@ BY_HAND = {
 
 def version(**changes):
     plain = {"repeats": True, "model": "additive", "intercept": False, "answers": "all", "standardise": False}
-    settings = LearningSettings(dim=2, horizon=3, **plain, **changes)
+    settings = LearningSettings(dim=2, horizon=3, spread=0.0, **plain, **changes)
     arms = tuple(Arm(arm=name, reward=reward) for name, reward in (("a", 1.0), ("b", 2.0), ("c", 0.5)))
     belief = replace(AdditiveModel.prior(dim=2, arms=3, ridge=1.0), theta_arms=np.array([0.0, -2.0, 1.0]))
     return Parameters(version=4, settings=settings, arms=arms, model=belief, folds=4, thresholds=(0.0,) * 3)
@@ -87,7 +87,8 @@ def personal(seed=0):
     contexts[np.arange(400), 1 + rng.integers(0, 2, 400)] = 1.0
     shown = rng.integers(0, 2, 400)
     clicked = (contexts[:, 1] == shown).astype(float)
-    seen = Observations(contexts=contexts, sessions=np.arange(400), arms=shown, clicked=clicked)
+    where = np.arange(400) % 2
+    seen = Observations(contexts=contexts, sessions=np.arange(400), arms=shown, positions=where, clicked=clicked)
     first = Parameters.first(settings, arms)
     counts = AnswerCounts(displayed=np.full((2, 2), 100.0), answered=np.array([[90.0, 50.0], [80.0, 40.0]]))
     return replace(
@@ -107,14 +108,17 @@ def test_the_features_that_carried_the_choice_are_named(call, tmp_path):
     assert (code, err) == (0, "")
     line = next(line for line in out.splitlines() if line.startswith("   log-odds of"))
     assert all(name in line for name in ("base rate", "device=mobile", "age=25", "city=Rome"))
-    assert "answered" in out
-    _, out, _ = call("--parameters", "tastes.json", "--context", context, "--json", "-")
+    assert "goes on" in out
+    assert "note: no session id" in out
+    _, out, err = call("--parameters", "tastes.json", "--context", context, "--session", "s", "--json", "-")
+    assert err == ""
     for one in json.loads(out)["positions"][0]["arms"]:
         parts = {part["feature"]: part["contribution"] for part in one["contributions"]}
         assert set(parts) == {"base rate", "age", "device=mobile", "city=Rome"}
         assert 1 / (1 + np.exp(-sum(parts.values()))) == pytest.approx(one["probability"])
         assert (parts["device=mobile"] > 0) == (one["arm"] == "toy")
         assert 0 < one["answer_rate"] < 1
+        assert 0.5 <= one["spread"] <= 1.5
 
 
 def test_a_context_without_names_may_have_gaps_where_features_are_declared(call, tmp_path):

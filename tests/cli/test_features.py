@@ -46,6 +46,10 @@ def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_pat
     )
     assert (settings.horizon, settings.standardise) == (4, True)
     assert not learning_settings(resolved(tmp_path, TABLES, "--no-standardise"), 3).standardise
+    crossed = learning_settings(resolved(tmp_path, f"[features]\ncrosses = [['device', 'age']]\n{TABLES}"), 3)
+    assert crossed.features is not None
+    assert crossed.features.crosses == (("device", "age"),)
+    assert (crossed.dim, crossed.model_dim) == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,11 @@ def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_pat
         ("[features.user]\nage = 'number'\n", r"\[features\] has no table 'user'"),
         ("[features.context]\nage = 'years'\n", "age must be"),
         ("[features.context]\nage = 'number'\nage = 'number'\n", "not valid TOML"),
+        ("[features]\ncrosses = 'all'\n", "there is none of contexts"),
+        (
+            "[features]\ncrosses = [['age', 'sex']]\n[features.context]\nage = 'number'\n",
+            "'sex' is no declared feature",
+        ),
         ("[feature.context]\nage = 'number'\n", r"unknown table \[feature\]; did you mean features\?"),
     ],
 )
@@ -69,6 +78,16 @@ def test_another_dimension_than_the_declared_one_is_one_line(tmp_path: Path) -> 
         context_dim(resolved(tmp_path, TABLES, "--dim", "5"))
     assert context_dim(resolved(tmp_path, TABLES, "--dim", "3")) == 3
     assert context_dim(resolved(tmp_path, "", "--dim", "5")) == 5
+
+
+def test_serving_does_not_start_with_more_columns_than_a_window_can_fold(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "wide.toml").write_text("[features.context]\ncountry = { hashed = 2000 }\n")
+    (tmp_path / "ads.csv").write_text("arm,reward\na,1\n")
+    options = {"config": tmp_path / "wide.toml", "catalog": tmp_path / "ads.csv", "state": tmp_path / "state"}
+    assert main(["serve", *(f"--{name}={path}" for name, path in options.items())]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("adcascade: 2,000 columns of contexts and 1 ad take about 17.2 s per fold")
+    assert said.count("\n") == 1
 
 
 # ── catalogues ───────────────────────────────────────────────────────────────────────────────────────────────────────

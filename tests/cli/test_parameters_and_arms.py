@@ -16,10 +16,12 @@ import pytest
 
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
 from worker.bandit.answers import AnswerCounts
+from worker.bandit.personal import PersonalModel
 from worker.cli.arms import in_force
 from worker.cli.main import main
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
+from worker.stream.features import Features
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm
 from worker.stream.version_records import encode_parameters
@@ -145,7 +147,7 @@ def test_an_import_adds_the_arms_that_are_missing_and_refuses_what_does_not_fit(
     shown = ask("parameters show", state=other)
     assert [arm["arm"] for arm in shown["arms"]] == [arm.arm for arm in (*arms, ARMS[0])]
     learned = {arm.arm: bias for arm, bias in zip(exported.arms, exported.model.biases.tolist(), strict=True)}
-    base_rate = exported.model.with_arms(1, ridge=1.0).biases[-1]
+    base_rate = exported.model.with_arms(1).biases[-1]
     assert {arm["arm"]: arm["log_odds"] for arm in shown["arms"]} == pytest.approx({**learned, "extra": base_rate})
     # A rollback leaves the arms as they are.
     say(f"parameters export --output {file}", state=other)
@@ -163,14 +165,45 @@ def test_an_import_adds_the_arms_that_are_missing_and_refuses_what_does_not_fit(
 def test_show_names_the_model_and_all_that_it_has_learned(ask: Ask, say: Say) -> None:
     details, shown = ask("parameters show"), say("parameters show")
     kind = details["settings"]["model"]
-    assert (details["tastes"] is not None) == (kind == "personal")
+    assert [(one["feature"], one["of"]) for one in details["features"]] == (
+        [("x[1] … x[3]", "context")] if kind == "personal" else []
+    )
+    assert len(details["position_effects"]) == details["settings"]["horizon"]
     assert details["context"] == ["x[1]", "x[2]", "x[3]"]
     assert len(details["position_answer_rates"]) == details["settings"]["horizon"]
     assert details["standardisation"] is None
     assert all(0 < arm["answer_rate"] <= 1 and arm["displays"] > 0 for arm in details["arms"])
-    for text in (f"model {kind}", "learning", "answers learned", "contexts as they come", *(arm.arm for arm in ARMS)):
+    going_on = "users without a click go on: by position ×"
+    kept = "forgetting auto: the last fold kept all"
+    for text in (f"model {kind}", "learning", going_on, kept, "contexts as they come", *(arm.arm for arm in ARMS)):
         assert text in shown
-    assert ("strength of tastes λ_t" in shown) == (kind == "personal")
+    assert ("what decides between ads: x[1] … x[3] " in shown) == (kind == "personal")
+
+
+def test_features_are_named_with_their_strength_and_what_was_forgotten_is_said(say: Say, tmp_path: Path) -> None:
+    table = {
+        "context": {"age": "number", "spent": "number", "device": ["mobile", "desktop"]},
+        "crosses": [["age", "spent"]],
+    }
+    declared = replace(settings(), dim=4, features=Features.of_table(table))
+    first = Parameters.first(declared, tuple(replace(arm, features={"size": k}) for k, arm in enumerate(ARMS)))
+    strong = {"context_groups.strengths": np.array([0.25, 100.0, 4.0, 4000.0]), "ad_groups.strengths": np.array([30.0])}
+    model = PersonalModel.unpack({**first.model.pack(), **strong})
+    file = tmp_path / "known.json"
+    file.write_bytes(encode_parameters(replace(first, model=model, folds=3, kept=0.3)))
+    other = tmp_path / "other"
+    with StateFolder(other) as state:
+        Embedded(first.settings, first.arms, partitions=1, state=state)
+    say(f"parameters import {file}", state=other)
+    shown = say("parameters show", state=other)
+    assert (
+        "decides between ads: age strong (2.00), device clear (0.50), spent weak (0.10), age × spent negligible"
+        in shown
+    )
+    assert "features of ads that matter: size weak (0.18)" in shown
+    assert "change noticed, older sessions count 0.3" in shown
+    moved = say("parameters diff 0 1", state=other)
+    assert "strength of features: age – → 2.00" in moved
 
 
 def test_an_ad_is_shown_with_the_users_that_it_works_for(ask: Ask, say: Say) -> None:

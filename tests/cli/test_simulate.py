@@ -88,10 +88,10 @@ def test_the_table_and_the_runs_say_which_share_of_the_oracle_was_lost(capsys):
 
 
 def test_the_table_has_the_share_lost_after_new_arms(capsys):
-    more = ["--environment", "tastes", "--model", "personal", "--features", "2", "--new-arms", "3", "--new-at", "3"]
+    more = ["--environment", "tastes", "--model", "personal", "--features", "2", "--new-arms", "3", "--join", "3"]
     code, out, _ = call(capsys, "--policy", "ucbbp", *more)
     assert code == 0
-    assert "--model personal --features 2 --new-arms 3 --new-at 3" in out
+    assert "--model personal --features 2 --new-arms 3 --join 3" in out
     assert "lost, 3–6" in out
 
 
@@ -102,3 +102,26 @@ def test_without_scikit_learn_one_line_names_it(capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert (code, out) == (1, "")
     assert err.endswith("adcascade: the environment digits needs scikit-learn: pip install scikit-learn\n")
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        ("categories", ["--levels", "7", "--noise"]),
+        ("categories", ["--levels", "7", "--dim", "0"]),
+        ("silent", ["--reported", "0.3"]),
+        ("newcomers", ["--join", "3", "--new-arms", "2", "--better", "4", "--spread", "1"]),
+        ("newcomers", ["--join", "3", "--new-arms", "2", "--prices", "unequal"]),
+        ("drift", ["--change", "ads", "--forgetting", "auto"]),
+        ("interactions", ["--interaction", "2", "--crosses", "none"]),
+        ("skewed", []),
+    ],
+)
+def test_the_worlds_of_the_third_release_run_and_are_named_with_their_options(capsys, environment, options):
+    arguments = ["--environment", environment, "--model", "personal", "--policy", "aucbbp", *options]
+    code, out, err = call(capsys, *arguments)
+    assert (code, err) == (0, "")
+    shown = [part for part in options if part not in ("--dim", "0")]
+    assert " ".join(shown) in out or all(part in out for part in shown)
+    settings = json.loads(call(capsys, *arguments, "--json", "-")[1])["settings"]
+    assert settings["environment"] == environment

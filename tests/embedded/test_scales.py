@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 import pytest
 
+from worker.bandit.groups import Groups
 from worker.embedded.runner import Embedded
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
@@ -148,13 +149,17 @@ def test_shares_cents_and_marks_learn_like_standardised_contexts() -> None:
     assert revenue == pytest.approx(standard, rel=0.01)
 
 
-def test_contexts_by_name_learn_like_contexts_with_standardised_numbers() -> None:
-    world = World.of(0)
-    names = [
-        {"share": row[0], "cents": row[1], **{f"mark-{n}": "yes" for n in range(1, 5) if row[n + 1]}}
-        for row in world.raw.tolist()
+def by_name(rows: list[list[float]]) -> list[Any]:
+    return [
+        {"share": row[0], "cents": row[1], **{f"mark-{n}": "yes" for n in range(1, 5) if row[n + 1]}} for row in rows
     ]
-    named = served(world, names, features=DECLARED)
+
+
+def test_contexts_by_name_learn_like_contexts_with_standardised_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a first fold that measures them, features are taken to be as large as each other.
+    monkeypatch.setattr(Groups, "measured", lambda widths, _: Groups.alike(widths))
+    world = World.of(0)
+    named = served(world, by_name(world.raw.tolist()), features=DECLARED)
     beforehand = scaled(world, named.last)
     assert np.array_equal(np.array(beforehand)[:, 2:], world.raw[:, 2:])  # marks stay as they are
-    assert alike(named, served(world, beforehand, standardise=False)) > 0.99
+    assert alike(named, served(world, by_name(beforehand), features=DECLARED, standardise=False)) > 0.99

@@ -63,7 +63,7 @@ def true_value(demo: Demo, assembled: Assembled) -> float:
         chances = np.where(slates == NO_ARM, 0.0, sigmoid(odds))
         value = np.zeros(len(slates))
         for h in range(slates.shape[1] - 1, -1, -1):
-            ahead = value + chances[:, h] * (demo.world.rewards[slates[:, h]] - value)
-            value = (1 - habits.leaving) * stay[slates[:, h]] * ahead
+            missed = (1 - chances[:, h]) * stay[slates[:, h]] * value
+            value = (1 - habits.leaving) * (chances[:, h] * demo.world.rewards[slates[:, h]] + missed)
         total += float(value.mean())
     return (1 - habits.silent) * total / len(sessions.target_slates)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -30,9 +30,9 @@ class Scene:
     """A policy that served, and a target.
 
     A `share` of the sessions is drawn uniformly. The rest is served greedily by an estimate with errors of size `off`.
-    The target is greedy by another such estimate, or draws a share `epsilon`. Users leave with probability `leaving` at
-    each display, or if they are `choosy` more at later positions, and at some arms twice as often as at others. The
-    first kinds of users, `excluding` of them, exclude an arm each.
+    The target is greedy by another such estimate, or draws a share `epsilon`. Log-odds fall by `fading` with each
+    position. Users who do not click leave with probability `leaving`, or if they are `choosy` more at later positions,
+    and at some arms twice as often as at others. The first kinds of users, `excluding` of them, exclude an arm each.
     """
 
     environment: str = "opposite"
@@ -42,6 +42,7 @@ class Scene:
     epsilon: float = 0.0
     off: float = 0.4
     repeats: bool = True
+    fading: float = 0.0
     leaving: float = 0.0
     choosy: bool = False
     excluding: int = 0
@@ -78,10 +79,10 @@ class Scene:
 
     def chances(self, contexts: Floats, slates: Ints) -> Floats:
         """True click probabilities."""
-        return sigmoid(self.world().truth.log_odds_of(contexts, slates))
+        return sigmoid(self.world().truth.log_odds_of(contexts, slates) - self.fading * np.arange(slates.shape[1]))
 
     def stays(self, slates: Ints) -> Floats:
-        """True probabilities that displays are answered."""
+        """True probabilities that users who do not click go on."""
         if not self.choosy:
             return np.full(slates.shape, 1 - self.leaving)
         arms = 1 - self.leaving * (1 + np.arange(self.arms) / max(1, self.arms - 1))
@@ -130,8 +131,8 @@ class Scene:
         anything = random_slates(planner, count, generator.random((count, self.horizon)), masked).arms
         slates = np.where(drawn[:, None], anything, self.plans(0)[kinds])
         moods = generator.random((count, self.horizon, 2))
-        leaves = (moods[:, :, 0] >= self.stays(slates)) & (slates != NO_ARM)
-        clicks = (moods[:, :, 1] < self.chances(contexts, slates)) & ~leaves
+        clicks = moods[:, :, 1] < self.chances(contexts, slates)
+        leaves = (moods[:, :, 0] >= self.stays(slates)) & (slates != NO_ARM) & ~clicks
         ends = leaves | clicks
         displayed = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, (slates != NO_ARM).sum(axis=1))
         last = (np.arange(count), np.maximum(displayed - 1, 0))
@@ -152,11 +153,11 @@ class Scene:
             s = self.stays(slates)
             for kind, end in product(range(KINDS), range(self.horizon)):
                 arrive = shown[kind] * np.prod((1 - f[kind, :end]) * s[kind, :end]) / KINDS
-                stay = arrive * s[kind, end]
+                missed = arrive * (1 - f[kind, end])
                 for left, clicked, probability in (
-                    (False, True, stay * f[kind, end]),
-                    (True, False, arrive - stay),
-                    (False, False, stay * (1 - f[kind, end]) if end == self.horizon - 1 else 0.0),
+                    (False, True, arrive - missed),
+                    (True, False, missed * (1 - s[kind, end])),
+                    (False, False, missed * s[kind, end] if end == self.horizon - 1 else 0.0),
                 ):
                     rows.append((kind, tuple(slates[kind].tolist()), end + 1, left, clicked))
                     probabilities.append(probability)
@@ -174,7 +175,7 @@ class Scene:
             chance = np.where(possible, rule.chances(slates, eligible)[:, -1], 0.0)
             f, s, value = self.chances(contexts, slates), self.stays(slates), np.zeros(KINDS)
             for h in range(self.horizon - 1, -1, -1):
-                value = s[:, h] * (f[:, h] * rewards[slates[:, h]] + (1 - f[:, h]) * value)
+                value = f[:, h] * rewards[slates[:, h]] + (1 - f[:, h]) * s[:, h] * value
             total += float((chance * value).mean())
         return total
 
@@ -199,6 +200,7 @@ scenes = st.builds(
     share=st.floats(0.05, 1),
     epsilon=st.sampled_from([0.0, 0.3, 1.0]),
     repeats=st.booleans(),
+    fading=st.sampled_from([0.0, 0.7]),
     leaving=st.sampled_from([0.0, 0.2]),
     choosy=st.booleans(),
     seed=st.integers(0, 1000),
@@ -217,7 +219,7 @@ def fitted(
 ) -> CrossFit:
     """Fit additive click models, or personal ones."""
     dim, arms = sessions.contexts.shape[1], sessions.prices.shape[1]
-    prior: ClickModel = AdditiveModel.prior(dim=dim, arms=arms, ridge=0.1)
+    prior: ClickModel = AdditiveModel.prior(dim=dim, arms=arms, ridge=1.0, intercept=True)
     if personal:
         prior = PersonalModel.prior(dim=dim, arms=arms, ridge=1.0, features=features)
     return cross_fit(sessions, prior=prior, generator=np.random.default_rng(seed))
@@ -229,7 +231,8 @@ def any_model(scene: Scene, seed: int) -> FittedModel:
     displayed = generator.integers(1, 200, (scene.horizon, scene.arms)).astype(float)
     counts = AnswerCounts(displayed=displayed, answered=generator.uniform(0.3, 1, displayed.shape) * displayed)
     if seed % 2:
-        clicks: ClickModel = PersonalModel.certain(generator.standard_normal((scene.arms, 4)))
+        certain = PersonalModel.certain(generator.standard_normal((scene.arms, 4))).with_horizon(scene.horizon)
+        clicks: ClickModel = replace(certain, positions=generator.standard_normal(scene.horizon - 1))
     else:
         clicks = AdditiveModel.certain(generator.standard_normal(3), generator.standard_normal(scene.arms))
     return FittedModel(clicks=clicks, counts=counts, rates=counts.rates())

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.evaluate.calibration import TARGET, ModelCheck, check_model
 from worker.evaluate.estimators import METHODS
 from worker.evaluate.evaluation import doubts
+from worker.evaluate.model import cross_fit
 
 from .scenes import Scene, fitted
 
@@ -29,6 +31,7 @@ class Interacting(Scene):
 
     def chances(self, contexts: Floats, slates: Ints) -> Floats:
         odds = self.world().truth.log_odds_of(contexts, slates)
+        odds = odds - self.fading * np.arange(slates.shape[1])
         return sigmoid(odds + self.strength * np.where(slates % 2 == 0, 1, -1) * contexts[:, :1])
 
 
@@ -54,13 +57,12 @@ def test_where_the_model_is_right_there_is_no_warning() -> None:
     assert all(doubts(check) == [] for check in found)
 
 
-def test_a_click_rate_that_falls_with_the_position_is_found() -> None:
-    scene = Interacting(strength=0.0)
-    log = scene.log(4000, np.random.default_rng(5))
-    late = log.clicked & (log.displayed == log.horizon) & (np.arange(len(log)) % 2 == 0)
-    log.clicked[late] = False
-    check = check_model(log, fitted(log), confidence=0.95)
-    assert f"position {log.horizon}" in [group.group for group in check.failed]
+def test_a_click_rate_that_falls_with_the_position_is_learned_and_found_in_a_model_without_positions() -> None:
+    log = Interacting(strength=0.0, fading=0.7).log(4000, np.random.default_rng(5))
+    assert check_model(log, fitted(log), confidence=0.95).passed
+    plain = AdditiveModel.prior(dim=3, arms=4, ridge=0.1, intercept=False)
+    without = cross_fit(log, prior=plain, generator=np.random.default_rng(0))
+    assert "position 3" in [group.group for group in check_model(log, without, confidence=0.95).failed]
 
 
 def test_groups_have_their_displays_clicks_and_intervals() -> None:
@@ -70,7 +72,7 @@ def test_groups_have_their_displays_clicks_and_intervals() -> None:
     groups = {group.group: group for group in check.groups}
     assert check.sessions == log.drawn.sum()
     everything = groups["all displays"]
-    assert everything.displays == log.answered[log.drawn].sum()
+    assert everything.displays == log.displayed[log.drawn].sum()
     assert everything.clicks == log.clicked[log.drawn].sum()
     assert everything.revenue == pytest.approx(log.earned[log.drawn].sum())
     assert everything.displays == sum(groups[f"position {h}"].displays for h in (1, 2, 3))

@@ -69,7 +69,7 @@ def coverage(runs: list[Estimate], truth: float) -> float:
 
 
 WEIGHTING = ("replay", "ips", "snips")
-DRAWN = Scene(leaving=0.05, excluding=3)
+DRAWN = Scene(fading=0.5, leaving=0.05, excluding=3)
 MIXED = Scene(share=0.4, arms=3, horizon=2, environment="uniform", repeats=False)
 CHANCY = Scene(share=0.6, arms=3, horizon=2, epsilon=0.5, environment="uniform")
 
@@ -92,6 +92,12 @@ def test_mean_error_and_coverage_are_right(method: str) -> None:
 @pytest.mark.parametrize("scene", [MIXED, CHANCY], ids=["a share drawn", "a target that draws"])
 def test_the_coverage_is_right_for_other_rules(scene: Scene, method: str) -> None:
     assert coverage(repeated(scene, 1800, TIMES, WEIGHTING)[method], scene.truth()) >= 0.9
+
+
+@pytest.mark.parametrize("method", ["direct", "dr"])
+def test_the_model_is_right_where_most_users_who_do_not_click_leave_without_a_word(method: str) -> None:
+    scene = Scene(fading=0.5, leaving=0.4, choosy=True, horizon=3)
+    assert coverage(repeated(scene, 1500, TIMES, ("direct", "dr"))[method], scene.truth()) >= 0.9
 
 
 def test_doubly_robust_varies_less_than_inverse_propensity() -> None:

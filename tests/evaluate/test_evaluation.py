@@ -162,6 +162,29 @@ def test_ties_with_a_threshold_are_broken_by_the_session(tmp_path: Path, assembl
     assert asdict(again) == asdict(evaluation)
 
 
+def test_sessions_of_the_target_spread_their_optimism_as_they_did_when_they_were_served(tmp_path, assembled) -> None:
+    path = tmp_path / "log.jsonl"
+    record(path, random_share=0.0, episodes=6, repeats=False)
+    planned = {}
+    for spread in (1.0, 0.0):
+        # Another epsilon changes nothing under ucbbp, but the slates are planned again.
+        evaluate_log(str(path), Change(settings={"epsilon": 0.7, "spread": spread}), methods=["direct"])
+        sessions = assembled[-1].sessions.part(~assembled[-1].warmup)
+        planned[spread] = (sessions.target.best == sessions.slates).all(axis=1).mean()
+    assert planned[1.0] == 1
+    assert planned[0.0] < 1
+
+
+def test_every_session_supports_the_policy_that_served_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    record(path, random_share=0.0, episodes=6)
+    evaluation = evaluate_log(str(path), Change(), methods=["ips"])
+    found = by_method(evaluation)["ips"]
+    assert found.sessions == evaluation.served.sessions
+    assert found.revenue is not None
+    assert found.revenue.estimate == pytest.approx(evaluation.served.revenue.estimate)
+
+
 def test_a_policy_that_draws_needs_no_random_share(tmp_path: Path, checked: Callable[..., Evaluation]) -> None:
     path = tmp_path / "log.jsonl"
     demo = record(path, policy="epsilon-greedy", epsilon=0.4, random_share=0.0)

@@ -69,7 +69,7 @@ def moved(model: ClickModel, arm: int, step: float) -> ClickModel:
     """The model with the log-odds of one arm raised, for every context."""
     raised = step * (np.arange(model.arms) == arm)
     if isinstance(model, PersonalModel):
-        return PersonalModel.certain(model.own + np.outer(raised, np.eye(model.dim + 1)[0]))
+        return replace(model, own=model.own + np.outer(raised, np.eye(model.dim + 1)[0]))
     return AdditiveModel.certain(model.effects, model.biases + raised)
 
 
@@ -95,11 +95,11 @@ def test_the_leverage_of_answers_is_the_derivative_of_the_rates(seed: int) -> No
     weights, step = generator.standard_normal((3, 4)), 1e-6
 
     def value(counts: AnswerCounts) -> float:
-        return float((weights * counts.rates().of_arms(np.arange(4))).sum())
+        return float((weights * counts.rates().of_arms(np.arange(4), 3)).sum())
 
     products = np.multiply.outer(counts.rates().positions, counts.rates().arms)
     assume(np.abs(products - 1).min() > 1e-4)  # the minimum of 1 and the product has no derivative there
-    leverage = answer_leverage(counts, counts.rates(), weights)
+    leverage = answer_leverage(counts, weights)
     for cell in np.ndindex(3, 4):
         answered = counts.answered.copy()
         answered[cell] += step
@@ -111,7 +111,7 @@ def test_leaving_is_learned_by_ad_and_position() -> None:
     scene = Scene(arms=3, horizon=3, leaving=0.25, choosy=True)
     sessions = scene.log(40_000, np.random.default_rng(0))
     every = np.arange(3)
-    found = fitted(sessions).whole.rates.of_arms(every)
+    found = fitted(sessions).whole.rates.of_arms(every, 3)
     true = np.stack([scene.stays(np.full((1, 3), arm))[0] for arm in every], axis=1)
     np.testing.assert_allclose(found, true, atol=0.05)
     nobody = fitted(Scene().log(400, np.random.default_rng(0))).whole.rates

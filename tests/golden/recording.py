@@ -94,13 +94,14 @@ class Run:
         now = START
         while self.agenda or now < self.last + 20_000:
             now += 500
-            while waiting and START + waiting[0][0] <= now:
-                self.runner.order(waiting.pop(0)[1])
             while self.agenda and self.agenda[0][0] <= now:
                 at, _, topic, key, value = heapq.heappop(self.agenda)
                 self.runner.send(topic, value, key=key, timestamp=at)
             for _, value in self.runner.pump():
                 self._answer(orjson.loads(value), now)
+            # Between sessions and progress: the journal has sessions that are ahead of the watermark.
+            while waiting and START + waiting[0][0] <= now:
+                self.runner.order(waiting.pop(0)[1])
             self.runner.advance(now)
         return self.runner
 
@@ -110,7 +111,7 @@ class Run:
         if arm is None or (name, position) in self.answered or self.generator.random() < 0.08:
             return
         self.answered.add((name, position))
-        odds = TRUTH[int(arm.removeprefix("ad-"))] + 0.7 * self.contexts[name][0]
+        odds = self.odds(int(arm.removeprefix("ad-")), self.contexts[name], now)
         at = now + int(self.generator.integers(100, 1_500))
         feedback = Feedback(
             session_id=name,
@@ -120,6 +121,10 @@ class Run:
             clicked=bool(self.generator.random() < 1 / (1 + np.exp(-odds))),
         )
         self._send(at, self.topics.clicks, name, encode_feedback(feedback))
+
+    def odds(self, ad: int, context: tuple[float, ...], now: int) -> float:
+        """Return the true log-odds of a click."""
+        return float(TRUTH[ad] + 0.7 * context[0])
 
 
 def record(

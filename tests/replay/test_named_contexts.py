@@ -18,7 +18,10 @@ from worker.stream.settings import Arm, LearningSettings
 
 START, SECOND = 1_700_000_000_000, 1_000
 DECLARED = Features.of_table(
-    {"context": {"age": "number", "spent": "number", "device": ["mobile", "desktop"], "country": {"hashed": 3}}}
+    {
+        "context": {"age": "number", "spent": "number", "device": ["mobile", "desktop"], "country": {"hashed": 3}},
+        "crosses": [["spent", "age"], ["age", "device"], ["device", "country"]],
+    }
 )
 ARMS = tuple(
     Arm(arm=f"ad-{k}", reward=1.0 + k, features={"price": 10.0 * k, "brand": "north" if k % 2 else "south"})
@@ -61,6 +64,9 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
             runner.advance(START + (window + 1) * 10 * SECOND + 6 * SECOND)
         assert runner.tally.dead == {"invalid": 1}
         current = runner.learner.current
+        assert current.standardisation is not None
+        assert current.standardisation.exponent[:2].tolist() == [1.0, 0.0], "what users spend is skewed, their age not"
+        assert (current.settings.dim, current.model.dim) == (7, 7 + 1 + 2 + 6)
         return Recording(str(path), current.sha256, current.folds)
 
 

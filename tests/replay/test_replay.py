@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -15,12 +16,17 @@ from worker.errors import FailedError, InputError
 from worker.logs.format import LogWriter, encode_line
 from worker.replay.relearn import relearn
 from worker.replay.verify import verify
-from worker.stream.events import ArmEntry, CatalogueChange
-from worker.stream.parameters import Parameters
+from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
+from worker.stream.explanation import explain
+from worker.stream.features import Features
+from worker.stream.folding import NEVER
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
 from ..golden.recording import FACTS, GOLDEN, START, Run, fingerprint, record
+from ..stream.scenes import ADDITIVE
 from .logs import (
     Document,
     Recorded,
@@ -34,6 +40,7 @@ from .logs import (
     payload,
     recorded_hashes,
     shuffled,
+    version,
     without,
 )
 
@@ -85,6 +92,71 @@ def test_a_run_with_a_new_catalogue_is_reproduced(tmp_path: Path, replayed: Repl
     runner = record(tmp_path / "synced", sessions=160, orders=[(25_000, CatalogueChange(changes=entries))])
     assert [arm.active for arm in runner.versions.newest.arms if arm.arm in ("ad-0", "ad-5")] == [False, True]
     is_reproduced(lines_of(tmp_path / "synced"), replayed)
+
+
+#: The defaults of a deployment, with declared features and their crosses, and a budget that falls within a few windows.
+EVERYTHING = {
+    **{name: getattr(LearningSettings(dim=3), name) for name in ADDITIVE},
+    "features": Features.of_table({"context": {"x": "number", "y": "number", "z": "number"}, "crosses": "all"}),
+    "horizon_episodes": 5,
+}
+
+
+class Fickle(Run):
+    """Users with named features, whose tastes are turned around after the first minute."""
+
+    def _send(self, at: int, topic: str, name: str, value: bytes) -> None:
+        if topic == self.topics.arrivals and value.startswith(b"{"):
+            document = orjson.loads(value)
+            value = orjson.dumps({**document, "context": dict(zip("xyz", document["context"], strict=True))})
+        super()._send(at, topic, name, value)
+
+    def odds(self, ad: int, context: tuple[float, ...], now: int) -> float:
+        sign = 1 if now < START + 60_000 else -1
+        return sign * (1.5 * context[ad % 3] + (ad % 2) * context[0] * context[1]) - 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"repeats": True, "learn_at_most": 40}], ids=str)
+def test_a_run_with_spread_positions_crosses_new_ads_and_change_is_reproduced(tmp_path, replayed, changes) -> None:
+    entries = tuple(ArmEntry(arm=f"ad-{k}", reward=4.0 + k, active=True) for k in (6, 7, 8))
+    orders = [
+        (45_000, ArmChange(arm="ad-5", reward=2.5, active=True)),
+        (63_200, CatalogueChange(changes=entries)),
+        (121_000, ArmChange(arm="ad-9", reward=1.0, active=True)),
+    ]
+    with LogWriter(tmp_path / "log") as log:
+        run = Fickle(sessions=1200, rate=10, seed=0, oddities=True, tap=log, settings=EVERYTHING | changes)
+        newest = run.go(orders).versions.newest
+    lines = lines_of(tmp_path / "log")
+    published = [decode_parameters(line["payload"].encode()) for line in of(lines, "parameters")]
+    versions = {one.version: one for one in published}
+    grown = [one for one in versions.values() if one.version and len(one.arms) > len(versions[one.version - 1].arms)]
+    assert len(grown) == 3
+    for made in grown:
+        before = versions[made.version - 1]
+        assert 0 < max(made.thresholds) < NEVER
+        assert made.thresholds != before.thresholds
+    assert grown[1].clock < versions[grown[1].version - 1].clock
+    assert min(one.kept for one in versions.values()) < 1, "the change was noticed"
+    assert newest.settings.spread == 1
+    assert newest.model.position_effects.any()
+    assert newest.rates is not None
+    assert not newest.rates.are_all_one
+    is_reproduced(lines, replayed)
+    for session in map(payload, journal(lines, "opened")[::20]):
+        served = versions[session["parameters_version"]]
+        excluded = np.array([served.indices[arm] for arm in session["exclude"]], dtype=np.intp)
+        if session["modes"][0] in ("explore", "exploit"):
+            reasons = explain(served, np.array(session["context"]), excluded, session=session["session_id"])
+            assert list(reasons.slate) == session["slate"]
+            assert [position.mode for position in reasons.positions] == session["modes"]
+    last_order = lines.index(version(lines, grown[2].version)) + 1
+    for part in (lines[len(lines) // 3 :], lines[:last_order]):
+        for how in (verify, relearn):
+            report = replayed(part, how)
+            assert report.mismatches == 0, report.findings.as_json()
+            assert report.versions[-1].sha256 == recorded_hashes(part)[report.versions[-1].version]
+            assert report.versions[-1].version == max(recorded_hashes(part))
 
 
 def by_topic(lines: list[Document]) -> list[Document]:

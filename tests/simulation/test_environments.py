@@ -119,17 +119,89 @@ def test_stay_multiplies_the_rates_of_the_arms():
     assert world("leaving", 3, stay=0.5).stay == pytest.approx(world("leaving", 3).stay / 2)
 
 
-def test_displays_are_answered_at_the_rate_of_their_arm():
+def test_of_the_users_who_do_not_click_a_share_goes_on_by_the_arm_and_clicks_are_always_answered():
     made = world("leaving", 3)
     count = 20_000
     contexts, slates = np.zeros((count, 5)), np.tile([0, 2, 1], (count, 1))
     clicked, answered = made.answers(contexts, slates, Chance.of(0).clicks.random((count, 3)))
-    assert (answered >= 1).mean() == pytest.approx(made.stay[0], abs=0.02)
-    passed = (answered >= 1) & (clicked != 0)
-    assert (answered[passed] >= 2).mean() == pytest.approx(made.stay[2], abs=0.02)
-    # Of those who answer, as many click as the click model says.
-    chance = sigmoid(made.truth.log_odds(contexts[:1]))[0, 0]
-    assert (clicked[answered >= 1] == 0).mean() == pytest.approx(chance, abs=0.02)
+    chances = sigmoid(made.truth.log_odds(contexts[:1]))[0]
+    assert (clicked == 0).mean() == pytest.approx(chances[0], abs=0.02)
+    unclicked = clicked != 0
+    assert (answered[unclicked] >= 1).mean() == pytest.approx(made.stay[0], abs=0.02)
+    passed = unclicked & (answered >= 1)
+    assert (clicked[passed] == 1).mean() == pytest.approx(chances[2], abs=0.02)
+    assert (answered[passed & (clicked != 1)] >= 2).mean() == pytest.approx(made.stay[2], abs=0.02)
+
+
+# ── worlds for what the learner has to notice ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_category_explains_as_much_as_all_numbers_and_noise_nothing():
+    made = world("categories", dim=4, arms=500, levels=30)
+    own = made.truth.own[:, 1:]
+    assert (own[:, :4] ** 2).sum(axis=1).mean() == pytest.approx(1, rel=0.1)
+    assert np.var(own[:, 4:]) == pytest.approx(1, rel=0.05)
+    assert made.declared.widths == [1, 1, 1, 1, 30]
+    contexts = made.contexts(Chance.of(0).contexts, 50)
+    assert contexts.shape == (50, 34)
+    assert (contexts[:, 4:].sum(axis=1) == 1).all()
+    noise = world("categories", dim=4, arms=5, levels=30, noise=True).truth
+    assert not noise.own[:, 5:].any()
+    assert not noise.effects[4:].any()
+    assert world("categories", dim=0, levels=7).declared.dim == 7
+
+
+@pytest.mark.parametrize("change", ["tastes", "ads", "nothing"])
+def test_drift_changes_what_it_says_and_nothing_else(change):
+    made = world("drift", 2, change=change)
+    before, after = made.truth, made.later.truth
+    same = (before.own == after.own).all(axis=1)
+    assert same.tolist() == [change == "nothing"] * 3 + [change != "tastes"] * 7
+    assert (before.effects.tolist() == after.effects.tolist()) is (change != "tastes")
+    assert (before.biases.tolist() == after.biases.tolist()) is (change != "ads")
+    assert made.later.rewards.tolist() == world("tastes", 2).rewards.tolist()
+
+
+def test_products_add_the_stated_deviation_to_the_log_odds():
+    made, plain = world("interactions", arms=200, interaction=2.0), world("tastes", arms=200)
+    contexts = made.contexts(Chance.of(0).contexts, 500)
+    added = made.truth.log_odds(contexts) - plain.truth.log_odds(contexts)
+    assert np.std(added) == pytest.approx(2, rel=0.1)
+    slates = np.tile([3, 200, NO_ARM], (500, 1))
+    odds = made.truth.log_odds_of(contexts, slates)
+    assert odds[:, 0] == pytest.approx(made.truth.log_odds(contexts)[:, 3])
+    assert (odds[:, 1:] == -np.inf).all()
+    assert len(made.declared.crosses) == 10
+    assert world("interactions", crosses="none").declared.crosses == ()
+    none = world("interactions", 1, interaction=0.0).truth
+    assert none.log_odds(contexts) == pytest.approx(world("tastes", 1).truth.log_odds(contexts))
+
+
+def test_skewed_numbers_are_seen_through_an_exponential_and_matter_as_before():
+    made, plain = world("skewed", 1), world("tastes", 1)
+    seen, behind = (one.contexts(Chance.of(0).contexts, 50) for one in (made, plain))
+    assert seen[:, :2] == pytest.approx(np.exp(2 * behind[:, :2]))
+    assert made.truth.log_odds(seen) == pytest.approx(plain.truth.log_odds(behind))
+
+
+def test_newcomers_are_better_or_cost_the_same():
+    made = world("newcomers", 3, arms=12, new_arms=2, better=4.0)
+    chances = sigmoid(made.truth.biases)
+    assert ((chances[:10] >= 0.001) & (chances[:10] <= 0.004)).all()
+    assert chances[10:] == pytest.approx(4 * chances[:10].max())
+    assert set(made.rewards) == {1.0}
+    assert world("newcomers", 3, new_arms=2, prices="unequal").rewards.tolist() == world("tastes", 3).rewards.tolist()
+
+
+@pytest.mark.parametrize(("name", "dim"), [("interactions", 1), ("skewed", 1), ("tastes", 0)])
+def test_a_world_with_too_few_numbers_is_refused(name, dim):
+    with pytest.raises(InputError, match="needs at least"):
+        world(name, dim=dim)
+
+
+def test_an_option_of_another_world_is_refused():
+    with pytest.raises(InputError, match="the environment tastes has no levels; use categories"):
+        world("tastes", levels=5)
 
 
 # ── digits ───────────────────────────────────────────────────────────────────────────────────────────────────────────

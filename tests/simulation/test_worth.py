@@ -31,9 +31,8 @@ def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
     chances = sigmoid(users.world.truth.log_odds(users.cohort(0).contexts[[user]]))[0]
     value, left = 0.0, 1.0
     for arm in slate:
-        left *= users.world.stay[arm]
         value += left * chances[arm] * users.world.rewards[arm]
-        left *= 1 - chances[arm]
+        left *= (1 - chances[arm]) * users.world.stay[arm]
     return float(value)
 
 

@@ -73,7 +73,7 @@ FIELDS = {
     **named(st.booleans(), "clicked active frozen uncertain"),
     **named(st.sampled_from(MODES), "mode"),
     **named(st.floats(0, 1, exclude_min=True), "propensity"),
-    **named(st.none() | st.floats(0, 1, exclude_min=True), "share"),
+    **named(st.none() | st.floats(0, 1, exclude_min=True), "share kept"),
     **named(st.none() | tuples(st.tuples(counts, counts)), "opened"),
     **named(st.none() | st.floats(0, 1), "lowest_answer_rate"),
     **named(st.none() | short_ids, "rejected"),

@@ -13,9 +13,10 @@ from worker.errors import InputError
 from worker.stream import version_records
 from worker.stream.ad_features import MOST_INFERRED
 from worker.stream.catalogue import carry_out, catalogue_difference, describe_changes
+from worker.stream.chance import hashed_column
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Order
-from worker.stream.features import Features, hashed_column
+from worker.stream.features import Features
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -183,6 +184,7 @@ def test_after_a_new_price_the_column_follows_and_the_coefficients_of_the_ad_sta
         contexts=generator.normal(size=(300, 2)),
         sessions=np.arange(300),
         arms=np.arange(300) % 3,
+        positions=np.zeros(300, dtype=np.intp),
         clicked=generator.random(300) < 0.3 - 0.1 * (np.arange(300) % 3),
     )
     learned = replace(before, model=before.model.fold(seen, estimator="laplace").model)

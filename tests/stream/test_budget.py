@@ -200,6 +200,7 @@ def test_the_estimate_from_a_share_by_context_and_slate_is_unbiased_and_by_outco
                 contexts=contexts[kept],
                 sessions=np.arange(kept.sum()),
                 arms=arms[kept],
+                positions=np.zeros(kept.sum(), dtype=np.intp),
                 clicked=clicked[kept].astype(np.float64),
             )
             prior = AdditiveModel.prior(dim=2, arms=2, ridge=0.01, intercept=False)

@@ -7,15 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bandit.beliefs import belief
+from tests.bandit.reference import dense_matrix, dense_theta
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import sigmoid
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import Spread, bonus_named
 from worker.bandit.click_model import Observations
-from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.personal import PersonalModel
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError
 from worker.stream.catalogue import under
+from worker.stream.chance import stable_keys
 from worker.stream.contexts import Standardisation, pack_context
 from worker.stream.events import Arrival
 from worker.stream.explanation import explain
@@ -27,7 +28,7 @@ from worker.stream.slates import SlatePlanner
 NOBODY = np.array([], dtype=np.intp)
 
 
-def parameters(seed=0, dim=3, arms=6, **settings):
+def parameters(seed=0, dim=3, arms=6, ties=(), **settings):
     """A version after some learning, with one retired arm if there are several."""
     rng = np.random.default_rng(seed)
     catalogue = tuple(
@@ -53,23 +54,25 @@ def parameters(seed=0, dim=3, arms=6, **settings):
         folds=5,
         observations=40,
         thresholds=thresholds,
+        ties=ties * chosen.horizon,
         answers=counts,
     )
 
 
 def tasteful(dim, arms, rng):
-    """A personal model after 60 displays of users with tastes."""
+    """A personal model after 60 displays of users with tastes, at four positions."""
     seen = Observations(
         contexts=rng.standard_normal((60, dim)),
         sessions=np.arange(60),
         arms=rng.integers(0, arms, 60),
+        positions=rng.integers(0, 4, 60),
         clicked=rng.integers(0, 2, 60).astype(float),
     )
-    return PersonalModel.prior(dim=dim, arms=arms, ridge=1.0).fold(seen, estimator="laplace").model
+    return PersonalModel.prior(dim=dim, arms=arms, ridge=1.0, horizon=4).fold(seen, estimator="laplace").model
 
 
 def answers(arms, horizon, rng):
-    """Counts of answers, rarer at later positions and for some arms."""
+    """Counts of who goes on, rarer at later positions and for some arms."""
     displayed = rng.integers(0, 200, (horizon, arms)).astype(float)
     rates = np.outer(0.9 ** np.arange(horizon), rng.uniform(0.2, 1, arms))
     return AnswerCounts(displayed=displayed, answered=np.floor(displayed * rates))
@@ -88,6 +91,8 @@ versions = st.builds(
     bonus=st.sampled_from(["curve", "value"]),
     model=st.sampled_from(["additive", "personal"]),
     answers=st.sampled_from(["all", "learned"]),
+    spread=st.sampled_from([0.0, 1.0]),
+    ties=st.sampled_from([(), (0.5,)]),
 )
 versions |= st.builds(
     parameters,
@@ -105,9 +110,10 @@ def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded):
         version = under(replace(version.settings, policy="greedy"), version)
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
     gone = np.array([arm for arm in sorted(excluded) if arm < len(version.arms)], dtype=np.intp)
-    reasons = explain(version, context, gone)
+    name = f"s{seed}"
+    reasons = explain(version, context, gone, session=name)
     arrival = Arrival(
-        session_id="s",
+        session_id=name,
         occurred_at=0,
         context=tuple(context.tolist()),
         exclude=tuple(version.arms[k].arm for k in gone),
@@ -118,10 +124,10 @@ def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded):
         assert tuple(position.mode for position in reasons.positions) == served.modes
 
 
-@given(version=versions, seed=st.integers(0, 1000))
-def test_the_choice_has_the_highest_score_among_those_that_competed(version, seed):
+@given(version=versions, seed=st.integers(0, 1000), session=st.sampled_from([None, "s1", "s2"]))
+def test_the_choice_has_the_highest_score_among_those_that_competed(version, seed, session):
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
-    for position in explain(version, context, NOBODY).positions:
+    for position in explain(version, context, NOBODY, session=session).positions:
         scores = {one.arm: one.score for one in position.arms}
         assert scores[position.choice] == pytest.approx(max(scores.values()), rel=1e-5)
         assert all(one.bonus >= -1e-12 for one in position.arms)
@@ -149,31 +155,38 @@ def test_with_repeats_the_numbers_are_those_of_the_definition(seed):
 
 
 @given(seed=st.integers(0, 1000), bonus=st.sampled_from(["curve", "value", "paper"]))
-def test_with_answer_rates_both_q_and_bonus_are_multiplied_by_them(seed, bonus):
+def test_with_positions_rates_and_spread_the_numbers_are_those_of_the_definition(seed, bonus):
     version = parameters(seed, policy="ucbbp", bonus=bonus, beta=1.5, model="personal", answers="learned")
     context = np.random.default_rng(seed).standard_normal(3)
     rates, ahead = version.rates, 0.0
-    for h, position in reversed(list(enumerate(explain(version, context, NOBODY).positions))):
+    spread = Spread(share=1.0, keys=stable_keys(["s"], version.settings.salt))
+    factors = spread.factors(slice(0, 1), stable_keys(arm.arm for arm in version.arms), np.float64)[0]
+    for h, position in reversed(list(enumerate(explain(version, context, NOBODY, session="s").positions))):
         assert position.continuation == pytest.approx(ahead)
         for one in position.arms:
             k = int(one.arm.removeprefix("arm-"))
             mean, covariance = version.model.head(k)
             u = np.concatenate([[1.0], context])
-            chance, width = sigmoid(np.array([u @ mean])), np.sqrt(np.array([u @ covariance @ u]))
-            gain = np.array([version.arms[k].reward - ahead])
+            chance = sigmoid(np.array([u @ mean + version.model.position_effects[h]]))
+            width = np.sqrt(np.array([u @ covariance @ u]))
             stays = min(1.0, rates.arms[k] * rates.positions[h])
-            assert one.answer_rate == pytest.approx(stays)
-            assert one.q == pytest.approx(stays * (ahead + chance[0] * gain[0]))
-            assert one.bonus == pytest.approx(stays * bonus_named(bonus).of(chance, 1.5 * width, gain)[0], abs=1e-12)
+            gain = np.array([version.arms[k].reward - stays * ahead])
+            assert (one.probability, one.answer_rate) == (pytest.approx(chance[0]), pytest.approx(stays))
+            assert one.spread == pytest.approx(factors[k])
+            assert one.q == pytest.approx(stays * ahead + chance[0] * gain[0])
+            optimism = one.spread * bonus_named(bonus).of(chance, 1.5 * width, gain)[0]
+            assert one.bonus == pytest.approx(optimism, abs=1e-12)
         ahead = max(one.q for one in position.arms)
 
 
 @given(seed=st.integers(0, 1000), model=st.sampled_from(["additive", "personal"]))
 def test_without_repeats_the_first_score_is_the_revenue_of_the_best_slate(seed, model):
-    """Brute force over all ordered slates, under the probabilities that the session plans on."""
+    """Brute force over all ordered slates, under the probabilities that the session plans on, with positions alike."""
     version = parameters(seed, arms=4, horizon=3, policy="ucbbp", model=model, repeats=False, answers="learned")
     equal = AnswerCounts(displayed=np.full((3, 4), 1e9), answered=np.tile(version.rates.arms * 1e9, (3, 1)))
     version = replace(version, answers=equal)  # rates of positions are 1, where the order is exact
+    if model == "personal":
+        version = replace(version, model=replace(version.model, positions=np.zeros(3)))
     context = np.random.default_rng(seed).standard_normal(3)
     odds = version.model.log_odds(context[None])[0]
     chances = bonus_named("curve").optimistic(odds, version.beta * version.model.widths(context[None])[0])
@@ -181,7 +194,7 @@ def test_without_repeats_the_first_score_is_the_revenue_of_the_best_slate(seed, 
     for slate in permutations([0, 1, 3], 3):
         value = 0.0
         for k in reversed(slate):
-            value = version.rates.arms[k] * (chances[k] * version.arms[k].reward + (1 - chances[k]) * value)
+            value = chances[k] * version.arms[k].reward + (1 - chances[k]) * version.rates.arms[k] * value
         best = max(best, value)
     first = explain(version, context, NOBODY).positions[0]
     assert max(one.score for one in first.arms) == pytest.approx(best, rel=1e-6)
@@ -190,11 +203,12 @@ def test_without_repeats_the_first_score_is_the_revenue_of_the_best_slate(seed, 
 @given(version=versions, seed=st.integers(0, 1000))
 def test_the_contributions_of_an_arm_sum_to_its_log_odds_and_the_largest_is_first(version, seed):
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
-    for one in explain(version, context, NOBODY).positions[0].arms:
+    positions = explain(version, context, NOBODY).positions
+    for one in positions[0].arms + positions[-1].arms:
         parts = [part.contribution for part in one.contributions]
         assert sigmoid(np.array([sum(parts)]))[0] == pytest.approx(one.probability)
         assert [abs(part) for part in parts] == sorted(map(abs, parts), reverse=True)
-        names = {part.feature for part in one.contributions}
+        names = {part.feature for part in one.contributions} - {"position"}
         assert names == {"base rate", *(f"x[{number}]" for number in range(1, len(context) + 1))}
 
 
@@ -230,9 +244,25 @@ def test_an_arm_that_fills_a_slate_competes_with_all_that_are_left():
 def test_ties_with_a_threshold_explore_and_a_note_says_so():
     version = parameters(policy="aucbbp", horizon=2)
     assert not any("ties" in note for note in explain(version, np.ones(3), NOBODY).notes)
-    tied = explain(replace(version, ties=(0.5, 1.0)), np.ones(3), NOBODY)
+    halved = replace(version, ties=(0.5, 1.0))
+    tied = explain(halved, np.ones(3), NOBODY)
     assert tied.positions == explain(version, np.ones(3), NOBODY).positions
     assert any("here all of them explore" in note for note in tied.notes)
+    assert not any("ties" in note for note in explain(halved, np.ones(3), NOBODY, session="s").notes)
+
+
+def test_sessions_differ_in_their_factors_and_without_one_a_note_says_so():
+    version = parameters(policy="ucbbp")
+    alone, one, other = (explain(version, np.ones(3), NOBODY, session=name) for name in (None, "s", "t"))
+    assert any("no session id: without the spread of 1" in note for note in alone.notes)
+    assert not any("session id" in note for note in one.notes + other.notes)
+    spreads = [tuple(arm.spread for arm in found.positions[0].arms) for found in (one, other)]
+    assert spreads[0] != spreads[1]
+    assert all(0.5 <= factor <= 1.5 for factor in spreads[0] + spreads[1])
+    assert {arm.spread for arm in alone.positions[0].arms} == {None}
+    for policy in ("greedy", "myopic-ucb"):
+        plain = explain(under(replace(version.settings, policy=policy), version), np.ones(3), NOBODY)
+        assert not any("spread" in note for note in plain.notes)
 
 
 def test_retired_and_excluded_arms_do_not_compete():
@@ -271,12 +301,13 @@ def test_with_nothing_eligible_the_slate_is_empty_and_its_mode_is_none():
         ({"policy": "random"}, "random", "draws any eligible arm"),
         ({"policy": "epsilon-greedy", "epsilon": 0.25}, "exploit", "with probability 0.25"),
         ({"policy": "ucbbp", "random_share": 0.05}, "explore", "5.0% of sessions"),
+        ({"policy": "ucbbp", "random_share": 1.0}, "explore", "and this is one of them"),
         ({"policy": "aucbbp"}, "explore", "no exploration thresholds"),
     ],
 )
 def test_the_notes_name_every_random_choice(change, mode, said):
     version = replace(parameters(), thresholds=())
-    reasons = explain(under(replace(version.settings, **change), version), np.zeros(3), NOBODY)
+    reasons = explain(under(replace(version.settings, **change), version), np.zeros(3), NOBODY, session="user-17")
     assert {position.mode for position in reasons.positions} == {mode}
     assert said in " ".join(reasons.notes)
     assert all(position.arms for position in reasons.positions)

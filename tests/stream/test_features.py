@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.stream.scenes import ADDITIVE, TOPICS, serving
 from worker.errors import InputError
+from worker.stream.chance import hashed_column
 from worker.stream.contexts import MISSING, pack_context
 from worker.stream.decoding import LARGEST_NUMBER, Limits, Rejected, decode_arrival
 from worker.stream.events import Arrival
@@ -23,7 +24,6 @@ from worker.stream.features import (
     Feature,
     Features,
     context_encoder,
-    hashed_column,
 )
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.session import Session, decode_state, encode_state
@@ -66,7 +66,7 @@ def decode(context: Any, *, features: Features | None = DECLARED, standardise: b
         ({"context": {"country": {"hashed": 0}}}, "'country': hashed must be a number of columns, at least 1"),
         ({"context": {"country": {"hashed": 1.5}}}, "hashed must be a number of columns"),
         ({"context": {"country": {"hashed": True}}}, "hashed must be a number of columns"),
-        ({"context": {"country": {"hashed": MOST_COLUMNS + 1}}}, "have 4,097 columns, more than 4,096"),
+        ({"context": {"country": {"hashed": MOST_COLUMNS + 1}}}, "have 4,097 columns, more than 4,096: 'country' has"),
         ({"context": {"": "number"}}, "name must have 1 to 64 printable characters"),
         ({"context": {"a\n": "number"}}, "name must have 1 to 64 printable characters"),
         ({"ads": {"arm": "number"}}, "cannot have the name 'arm'"),

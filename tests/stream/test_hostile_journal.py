@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -135,7 +136,8 @@ def restarted(journal: Journal, every: int, **changes: Any) -> dict[int, Paramet
         {
             "beta": st.sampled_from([2.5, "theory"]),
             "policy": st.sampled_from(["ucbbp", "aucbbp"]),
-            "forgetting": st.sampled_from([1.0, 0.9]),
+            "forgetting": st.sampled_from([1.0, 0.9, "auto"]),
+            "spread": st.sampled_from([0.0, 1.0]),
         }
     ),
 )
@@ -147,6 +149,26 @@ def test_no_journal_stops_the_learner_and_restarts_change_nothing(
     expected = {version.version: version.sha256 for version in outcome.versions}
     made = restarted(journal, every, **changes)
     assert {number: version.sha256 for number, version in made.items()} == expected
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_the_thresholds_of_new_arms_are_those_of_every_restarted_learner(every: int) -> None:
+    """New arms come while two windows are open, one of them with sessions ahead of the watermark."""
+    random, events = Random(0), []
+    for at in range(0, 1_000, 100):
+        for n in range(0, 100, 5):
+            name, context = f"u{at + n}", (random.gauss(0, 1), random.gauss(0, 1))
+            events += [opened(name, at + n, context=context)]
+            events += [feedback(1 + n % 3, "abc"[n % 3], random.random() < 0.3, at + n + 5, name)]
+        if at in (500, 700):
+            events += [ArmChange(arm=f"new{at}", reward=2.0, active=True)]
+        events += [progress(at + 95)]
+    journal = written(events)
+    versions = folded(journal)[0].versions
+    grown = [after for before, after in pairwise(versions) if len(after.arms) > len(before.arms)]
+    assert [0 < max(version.thresholds) < folding.NEVER for version in grown] == [True, True]
+    made = restarted(journal, every)
+    assert [made[version.version].sha256 for version in versions] == [version.sha256 for version in versions]
 
 
 # ── records that raise ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,7 +220,8 @@ def test_a_window_whose_estimate_raises_is_rejected_in_every_learner(
     monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     # Of the second window: the first fold has happened, no other has more observations.
-    monkeypatch.setattr(folding, "_thresholds", raising(folding._thresholds, lambda parent, _: parent.folds == 2))
+    failing = raising(folding.with_thresholds, lambda folded, *_: folded.folds == 2)
+    monkeypatch.setattr(folding, "with_thresholds", failing)
     outcome, learner = folded(JOURNAL)
     assert [episode.rejected for episode in outcome.episodes] == [None, *["ZeroDivisionError: as a test"] * 2]
     assert not outcome.troubles
@@ -228,7 +251,7 @@ def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monke
     def fail(*_: Any) -> None:
         raise MemoryError("as a test")
 
-    monkeypatch.setattr(folding, "_thresholds", fail)
+    monkeypatch.setattr(folding, "with_thresholds", fail)
     with pytest.raises(MemoryError, match="as a test"):
         folded(JOURNAL)
 

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info
 
 from tests.stream.scenes import ADDITIVE, feedback, opened, progress, window_of_sessions, written
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.bonuses import explore_budget
+from worker.bandit.bonuses import explore_budget, restarted
 from worker.errors import FailedError
 from worker.stream import folding
 from worker.stream.catalogue import carry_out, catalogue_difference
@@ -164,11 +164,18 @@ def test_a_window_without_sessions_makes_neither_a_version_nor_an_episode() -> N
     assert not outcome.episodes
 
 
-def test_a_window_whose_sessions_answered_nothing_is_a_fold_that_leaves_the_estimate() -> None:
-    outcome = learned(opened(), progress(1350))
-    (version,) = outcome.versions
-    assert (version.folds, version.observations, version.expected_sessions) == (1, 0, 1)
-    assert version.model == Parameters.first(SETTINGS, ARMS).model
+def test_a_display_without_an_answer_was_not_clicked_and_the_user_left() -> None:
+    (version,) = learned(opened(), progress(1350), answers="learned").versions
+    assert (version.folds, version.observations, version.expected_sessions) == (1, 1, 1)
+    (passed,) = learned(opened(slate=("a",)), feedback(1, "a", False), progress(1350), answers="learned").versions
+    assert (passed.observations, version.model.theta_arms[0]) == (1, passed.model.theta_arms[0])
+    assert version.model.theta_arms[0] < 0
+    assert version.model.theta_arms[1:].tolist() == [0.0, 0.0]
+    assert version.answers is not None
+    assert (version.answers.displayed[0].tolist(), version.answers.answered.sum()) == ([1.0, 0.0, 0.0], 0.0)
+    (empty,) = learned(opened(slate=(), modes=()), progress(1350)).versions
+    assert (empty.folds, empty.observations, empty.kept) == (1, 0, 1.0)
+    assert empty.model == Parameters.first(SETTINGS, ARMS).model
 
 
 def test_late_records_are_counted_in_the_next_episode_and_never_folded() -> None:
@@ -716,8 +723,10 @@ def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
     assert version.explore_budget == explore_budget(100, 2, 3) == 16
     planner = version.planner()
     assert planner is not None
-    contexts = np.array([event.context for event in events if isinstance(event, Opened)])
-    slates = folding.Ucbbp(beta=version.beta, bonus=folding.bonus_named("value")).slates(planner, contexts)
+    plans = sorted((event.session_id, event.context) for event in events if isinstance(event, Opened))
+    contexts = np.array([context for _, context in plans])
+    policy = folding.Ucbbp(beta=version.beta, bonus=folding.bonus_named("value"), spread=version.settings.spread)
+    slates = policy.slates(planner, contexts, keys=np.arange(100, dtype=np.uint32))
     scores = folding.exploration_scores(planner, contexts, slates.arms)
     assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [16, 16, 16]
 
@@ -748,11 +757,14 @@ def test_the_radius_of_the_theory_grows_with_the_displays_and_never_falls() -> N
     assert versions[-1].beta == radii[-1]
 
 
-def test_forgetting_fades_the_certainty_and_keeps_the_estimate() -> None:
-    events = [*session("x", 10), progress(1350), opened("y", 1100), progress(2350)]
-    one, two = learned(*events, forgetting=0.5).versions
-    assert np.array_equal(two.model.theta_arms, one.model.theta_arms)
-    assert np.allclose(two.model.precision.arms, (one.model.precision.arms + SETTINGS.ridge) / 2)
+def test_a_fixed_forgetting_fades_the_estimate_and_the_counts_before_each_fold() -> None:
+    events = [*session("x", 10), progress(1350), opened("y", 1100, ("c",)), progress(2350)]
+    one, two = learned(*events, forgetting=0.5, answers="learned").versions
+    faded = one.model.forget(0.5)
+    assert np.allclose(two.model.precision.arms[:2], faded.precision.arms[:2])
+    assert (two.kept, two.observations) == (0.5, one.observations + 1)
+    assert two.answers.displayed[:, :2].tolist() == (one.answers.displayed[:, :2] / 2).tolist()
+    assert two.clock == restarted(2.0, 0.5, SETTINGS.horizon_episodes)
 
 
 def test_a_fold_runs_in_one_blas_thread_whatever_the_caller_has_set(monkeypatch) -> None:
@@ -786,7 +798,7 @@ def test_an_episode_has_the_revenue_of_its_window_and_the_expected_one() -> None
     assert episode.expected_reward == pytest.approx(2 * (0.5 + 0.5 + 0.375))
     assert episode.explored == pytest.approx(2 / 3)
     assert (episode.late, episode.beta, episode.frozen, episode.rejected) == (0, 2.5, False, None)
-    assert (episode.folds, episode.observations) == (1, 4)
+    assert (episode.folds, episode.observations) == (1, 5)  # one more that got no answer
     assert episode.newton_steps is not None
     assert episode.parameter_norm is not None
     assert episode.parameter_norm > 0

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -54,7 +54,7 @@ from worker.stream.events import (
     Progress,
     Tag,
 )
-from worker.stream.joining import ClosedWindow
+from worker.stream.joining import ClosedWindow, SessionPlan
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -154,6 +154,8 @@ class World:
         shown = slate[: self.random.randint(1, len(slate))]
         clicked = self.random.random() < 0.5
         self.displayed[session] = {(arm, clicked and arm == shown[-1]) for arm in shown}
+        if not clicked:  # the next display came, and the user left
+            self.displayed[session] |= {(arm, False) for arm in slate[len(shown) : len(shown) + 1]}
         reports = [
             scenes.feedback(position, arm, clicked and position == len(shown), max(0, at) + position, f"s{session}")
             for position, arm in enumerate(shown, 1)
@@ -476,6 +478,7 @@ class Training:
 
     def __init__(self) -> None:
         self.trained: set[tuple[int, str, bool]] = set()
+        self.silent: set[tuple[int, str]] = set()  # trained on as not clicked, because no answer came
         self.slates: set[tuple[int, tuple[str, ...]]] = set()
 
     def __call__(self, parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int]:
@@ -483,23 +486,36 @@ class Training:
         displays = [
             (sessions[row], arm, c) for row, arm, c in zip(window.rows, window.arms, window.clicked, strict=True)
         ]
+        names = list(window.slates.names)
+        codes = zip(window.unanswered_rows, window.unanswered_codes, strict=True)
+        silent = [(sessions[row], names[code]) for row, code in codes]
         self.trained.update(displays)
+        self.silent.update(silent)
         self.slates.update(zip(sessions, (plan.slate for plan in window.plans), strict=True))
-        mark = float(Random(repr((sessions, displays, window.sessions, window.weights.tolist()))).getrandbits(52))
-        before = parent.model
-        posterior = AdditiveModel(
-            theta_context=[mark],  # type: ignore[arg-type]
-            theta_arms=before.theta_arms,
-            precision=before.precision,
+        mark = float(
+            Random(repr((sessions, displays, silent, window.sessions, window.weights.tolist()))).getrandbits(52)
         )
+        assert isinstance(parent.model, AdditiveModel)
         made = replace(
             parent,
-            model=posterior,
+            model=replace(parent.model, theta_context=np.array([mark])),
             folds=parent.folds + 1,
-            observations=parent.observations + len(displays),
+            observations=parent.observations + len(displays) + len(silent),
             shares=Shares.of(sessions=window.sessions, exploring=0.0, at_most=parent.settings.learn_at_most),
         )
         return made, 1
+
+    def with_new_arms(self, changed: Parameters, plans: Sequence[SessionPlan]) -> Parameters:
+        """Replace the thresholds of an order that adds arms: they depend on all sessions of open windows."""
+        mark = Random(repr([(plan.context, plan.slate, plan.share) for plan in plans])).random()
+        return replace(changed, thresholds=(mark,) * changed.settings.horizon)
+
+
+@contextmanager
+def trained() -> Iterator[Training]:
+    training = Training()
+    with patched(learner_module, "fold", training), patched(learner_module, "with_new_arms", training.with_new_arms):
+        yield training
 
 
 @contextmanager
@@ -522,7 +538,7 @@ def check(world: World, training: Training) -> None:
         world.run()
     except FailedError as error:
         raise ViolationError(f"two learners disagreed: {error}") from error
-    with patched(learner_module, "fold", Training()), patched(learner_module, "OpenWindows", OpenWindows):
+    with trained(), patched(learner_module, "OpenWindows", OpenWindows):
         if world.live:
             journal = world.journal
         else:
@@ -540,6 +556,9 @@ def check(world: World, training: Training) -> None:
     for session, arm, clicked in training.trained:
         if (arm, clicked) not in world.displayed.get(session, ()):
             raise ViolationError(f"session {session} was trained on {arm} (clicked: {clicked}), which it was not shown")
+    for session, arm in training.silent:
+        if arm not in {shown for shown, _ in world.displayed.get(session, ())}:
+            raise ViolationError(f"session {session} was trained on {arm}, which it was not shown")
     for session, slate in training.slates:
         if slate != world.shown.get(session, slate):
             raise ViolationError(f"session {session} was learned from as {slate}, but saw {world.shown[session]}")
@@ -566,7 +585,7 @@ def run(seeds: range, *, live: bool, **parts: Any) -> Counter[str]:
     for seed in seeds:
         world = World(seed, live=live, **parts)
         # Republish often, so that short runs republish too.
-        with patched(learner_module, "fold", Training()) as training, patched(learner_module, "REPUBLISH", 2):
+        with trained() as training, patched(learner_module, "REPUBLISH", 2):
             try:
                 check(world, training)
             except ViolationError as error:
@@ -714,6 +733,13 @@ class IgnoresTheMark(OpenWindows):
         return super().open(offset, structs.replace(event, uncertain=False))
 
 
+class ForgetsPlans(OpenWindows):
+    """Gives an order no sessions to find its thresholds by."""
+
+    def plans(self) -> list[SessionPlan]:
+        return []
+
+
 class ReportsProgressTooSoon(Server):
     """Reports progress up to the end offsets when the records were only taken."""
 
@@ -787,6 +813,7 @@ STORMY: dict[str, Any] = {"live": True, "stormy": True}
         (DropsFeedbackEarly, RECORDED),
         (KeepsFirstSlate, LIVE),
         (IgnoresTheMark, LIVE),
+        (ForgetsPlans, LIVE),
         (ForgetsCounts, RECORDED),
         (CountsInKnownWindows, RECORDED),
         (ReportsProgressTooSoon, RECORDED),

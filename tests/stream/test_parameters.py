@@ -23,8 +23,10 @@ from worker.bandit.click_model import Observations
 from worker.bandit.personal import PersonalModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
+from worker.kafka.parameters import decoded
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.topology import Record
 from worker.stream.version_records import encode_parameters
 
 #: Where and when a version was made, which its hash does not cover (docs/design.md §5).
@@ -66,6 +68,7 @@ def personal() -> Parameters:
         contexts=generator.standard_normal((20, 2)),
         sessions=np.repeat(np.arange(20), 2),
         arms=arms,
+        positions=np.tile([0, 1], 20),
         clicked=(generator.random(40) < 0.3).astype(float),
     )
     answers = AnswerCounts.none(arms=3, horizon=3).plus(
@@ -107,7 +110,12 @@ def test_every_number_comes_back_to_the_bit(context, arms, cross, diagonal, bloc
     precision = Precision(
         context=np.diag([block, 1.0]), cross=np.array(cross).reshape(3, 2), arms=np.maximum(diagonal, 1e-9)
     )
-    posterior = AdditiveModel(theta_context=np.array(context), theta_arms=np.array(arms), precision=precision)
+    posterior = AdditiveModel(
+        theta_context=np.array(context),
+        theta_arms=np.array(arms),
+        precision=precision,
+        prior_precision=np.array([block, 1.0]),
+    )
     one = version(model=posterior, thresholds=tuple(edge), radius=abs(edge[0]))
     back = decode_parameters(encode_parameters(one))
     for before, after in (
@@ -130,7 +138,7 @@ def test_every_number_comes_back_to_the_bit(context, arms, cross, diagonal, bloc
         *(version(window_end=None), version(progress={}), version(thresholds=()), version(frozen=True)),
         Parameters.first(LearningSettings(dim=2), ()),
         personal(),
-        replace(personal(), ties=(0.5, 1.0, 0.25), thresholds=(0.3, 0.2, 0.1)),
+        replace(personal(), ties=(0.5, 1.0, 0.25), thresholds=(0.3, 0.2, 0.1), clock=1 / 3, kept=0.1),
         replace(Parameters.first(LearningSettings(dim=2, model="additive"), version().arms), version=3),
     ],
     ids=[
@@ -201,6 +209,20 @@ def test_a_missing_field_is_refused(name: str) -> None:
     if name != "sha256":
         with pytest.raises(ParametersError, match=f"{name}|is missing"):
             decode_parameters(sealed(record))
+
+
+def test_a_version_of_an_older_release_is_refused_with_one_line_that_says_what_to_do() -> None:
+    old = record_of(personal())
+    for name in ("clock", "kept", "spread", "positions", "context_groups", "ad_groups"):
+        del old[name]
+    old["tastes"] = [2.0]
+    for read in (
+        decode_parameters,
+        lambda value: decoded([Record("parameters", 0, 7, 0, b"0", value)], refuse_old=True),
+    ):
+        with pytest.raises(InputError, match=r"made by release 0\.2 or an older one.*\(--prefix\)") as raised:
+            read(sealed(old))
+        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("more", [b',"note":"hello"}', b',"beta":9.0}'], ids=["unknown", "twice"])
@@ -311,13 +333,21 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 
 
 WRONG_PERSONAL: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda r: r.update(tastes=[0.0]), "tastes must be above zero"),
+    (lambda r: r["context_groups"].update(strengths=[0.0]), "strengths above zero"),
+    (lambda r: r["context_groups"].update(widths=[1.0]), "must have 2 columns"),
+    (lambda r: r["context_groups"].update(squares=[-1.0]), "mean square of a feature must be above zero"),
+    (lambda r: r.pop("ad_groups"), "ad_groups is missing"),
+    (lambda r: r.update(positions=[0.0]), "shape"),
+    (lambda r: r.update(clock=-1.0), r"\$.clock"),
+    (lambda r: r.update(kept=1.5), r"\$.kept"),
+    (lambda r: r.update(spread=2.0), r"\$.spread"),
+    (lambda r: r.update(forgetting="often"), r"\$.forgetting"),
     (lambda r: r.update(own=[[1.0]]), "own must be a row"),
     (lambda r: r.update(own=[[0.0, 0.0, float("1e999")]] * 3), r"got `null` - at `\$.own"),
     (lambda r: r.update(shared=[[0.0]]), "shared: shape"),
     (lambda r: r["precision"].update(features=[[2.0]] * 3), "begins with 1"),
     (lambda r: r["precision"].update(information=[[-1e6] * 6] * 3), "not positive definite"),
-    (lambda r: r["precision"].update(shared=(-1e6 * np.eye(3)).tolist()), "not positive definite"),
+    (lambda r: r["precision"].update(prior=[-1e6] * 3), "not positive definite"),
     (lambda r: r["precision"].pop("information"), "information is missing"),
     (lambda r: r.update(intercept=False), "has an intercept"),
     (lambda r: r.update(model="additive"), "theta_context is missing"),
@@ -361,7 +391,14 @@ BY_HAND: dict[str, Any] = {
 
 def test_a_file_with_the_fields_of_planning_is_enough_for_explain() -> None:
     decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
-    kind = {"model": "additive", "intercept": False, "answers": "all", "standardise": False, "learn_at_most": 0}
+    kind = {
+        "model": "additive",
+        "intercept": False,
+        "answers": "all",
+        "standardise": False,
+        "learn_at_most": 0,
+        "spread": 0.0,
+    }
     assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0, **kind)
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
     assert decoded.model.precision == Precision(
@@ -386,7 +423,7 @@ def test_the_error_of_an_incomplete_file_names_the_missing_field(name: str) -> N
 def test_the_first_version_is_the_prior_under_which_all_explore() -> None:
     learning = LearningSettings(dim=2, horizon=3, ridge=2.0, beta=1.25)
     first = Parameters.first(learning, (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0)))
-    assert first.model == PersonalModel.prior(dim=2, arms=2, ridge=2.0)
+    assert first.model == PersonalModel.prior(dim=2, arms=2, ridge=2.0, horizon=3)
     assert first.answers == AnswerCounts.none(arms=2, horizon=3)
     assert (first.version, first.effective_at, first.thresholds, first.beta) == (0, 0, (0.0,) * 3, 1.25)
     assert first.rewards.tolist() == [1.0, 2.0]
@@ -396,7 +433,10 @@ def test_the_first_version_has_the_model_of_the_settings() -> None:
     learning = LearningSettings(dim=2, model="additive", ridge=2.0, answers="all")
     arms = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0))
     first = Parameters.first(learning, arms)
-    assert (first.model, first.answers) == (AdditiveModel.prior(dim=2, arms=2, ridge=2.0, intercept=True), None)
+    assert (first.model, first.answers) == (
+        AdditiveModel.prior(dim=2, arms=2, ridge=2.0, intercept=True, horizon=5),
+        None,
+    )
     paper = Parameters.first(replace(learning, intercept=False), arms)
     assert paper.model == AdditiveModel.prior(dim=2, arms=2, ridge=2.0)
 
@@ -441,8 +481,14 @@ def test_a_version_has_no_number_that_json_lacks(bad: float) -> None:
         ({"epsilon": 1.5}, "epsilon must be between 0 and 1"),
         ({"epsilon": "0.1"}, "epsilon must be a finite number"),
         ({"random_share": -0.1}, "random_share must be between 0 and 1"),
-        ({"forgetting": 0.0}, "forgetting must be above 0"),
-        ({"forgetting": 1.01}, "forgetting must be above 0"),
+        ({"forgetting": 0.0}, "forgetting must be auto, or above 0"),
+        ({"forgetting": 1.01}, "forgetting must be auto, or above 0"),
+        ({"forgetting": "always"}, 'forgetting must be a number or "auto"'),
+        ({"forgetting": True}, "forgetting must be a finite number"),
+        ({"spread": 1.01}, "spread must be between 0 and 1"),
+        ({"spread": -0.5}, "spread must be between 0 and 1"),
+        ({"spread": "wide"}, "spread must be a finite number"),
+        ({"spread": float("nan")}, "spread must be a finite number"),
         ({"ridge": 0.0}, "ridge must be a finite number above zero"),
         ({"ridge": float("inf")}, "ridge must be a finite number"),
         ({"beta": -1.0}, "beta must be a finite number of at least 0"),

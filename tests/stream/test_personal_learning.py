@@ -11,13 +11,16 @@ import pytest
 
 from tests.stream.scenes import feedback, opened, progress, window_of_sessions, written
 from worker.bandit.arrays import sigmoid
-from worker.bandit.bonuses import explore_budget
+from worker.bandit.bonuses import explore_budget, joined, restarted
+from worker.bandit.personal import PersonalModel
+from worker.bandit.planning import slate_chances
 from worker.errors import InputError
-from worker.stream.events import ArmChange, Episode, JournalEvent, Opened
+from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Command, Episode, JournalEvent, Opened
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
+from worker.stream.version_records import encode_parameters
 
 WINDOW = 6000
 SETTINGS = LearningSettings(
@@ -138,8 +141,9 @@ def test_answers_are_counted_up_to_the_first_display_that_has_none() -> None:
     ]
     (version,) = learner.handle(written(events)).versions
     assert version.answers is not None
-    assert version.answers.displayed.tolist() == [[3, 0, 1, 0], [0, 2, 1, 0], [0, 0, 0, 1]]
-    assert version.answers.answered.tolist() == [[2, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    # A click says nothing about who goes on.
+    assert version.answers.displayed.tolist() == [[3, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    assert version.answers.answered.tolist() == [[2, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     assert version.rates is not None
     assert version.rates.arms[0] < version.rates.arms[2]
 
@@ -158,14 +162,11 @@ def test_an_ad_that_gets_no_answer_fades_out_instead_of_taking_over(policy: str)
     def answer(arm: str, context: np.ndarray) -> bool | None:
         return None if arm == "d" else bool(generator.random() < 0.2)
 
-    shares = {}
     for answers in ("learned", "all"):
         stream = Stream(policy=policy, answers=answers)
         for _ in range(12):
             slates = stream.window(generator.normal(size=(100, 2)), answer)
-        shares[answers] = np.mean([slate[0] == "d" for slate in slates])
-    assert shares["learned"] < 0.02
-    assert shares["all"] > 0.5
+        assert np.mean([slate[0] == "d" for slate in slates]) < 0.02, answers
 
 
 # ── exploration ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,6 +193,92 @@ def test_where_contexts_are_few_as_many_sessions_explore_as_the_budget_says(segm
         if t:
             explored += stream.episodes[-1].explored
     assert abs(explored / budget - 1) < 0.1
+
+
+class NewAds:
+    """Users with tastes and ads of unequal prices, learned from until M_t is 1; then new ads come by an order."""
+
+    def __init__(self, count: int, *, waiting: int) -> None:
+        generator = self.generator = np.random.default_rng(count)
+        self.known, total = 10, 10 + count
+        names, self.rewards = [f"ad-{k}" for k in range(total)], generator.uniform(0.3, 1, total)
+        self.index = {name: k for k, name in enumerate(names)}
+        own = np.column_stack([generator.normal(-1.5, 0.7, total), generator.normal(0, 0.7, (total, 2))])
+        self.truth = PersonalModel.certain(own)
+        arms = [Arm(arm=name, reward=reward) for name, reward in zip(names, self.rewards.tolist(), strict=True)]
+        self.stream = Stream(tuple(arms[:10]), horizon=5, horizon_episodes=10)
+        for _ in range(20):
+            self.stream.window(generator.normal(size=(200, 2)), self.answer)
+        self.before = self.stream.current
+        contexts, start = generator.normal(size=(waiting, 2)), self.stream.windows * WINDOW
+        self.stream.order(*window_of_sessions(SlatePlanner(self.before), contexts, start, self.answer))
+        new = tuple(ArmEntry(arm=arm.arm, reward=arm.reward, active=True) for arm in arms[10:])
+        self.stream.order(CatalogueChange(changes=new))
+        self.after = self.stream.current
+
+    def answer(self, arm: str, context: np.ndarray) -> bool:
+        odds = self.truth.log_odds(context[None])[0, self.index[arm]]
+        return bool(self.generator.random() < sigmoid(odds))
+
+    def served(self, version: Parameters) -> tuple[float, float]:
+        """Return the share of new ads in the displays of 1,000 sessions, and their expected revenue."""
+        contexts = np.random.default_rng(0).normal(size=(1000, 2))
+        events = window_of_sessions(SlatePlanner(version), contexts, 0, lambda *_: None)
+        slates = np.array([[self.index[arm] for arm in event.slate] for event in events if isinstance(event, Opened)])
+        chances = slate_chances(self.truth, contexts, slates)
+        reached = np.cumprod(np.hstack([np.ones((1000, 1)), 1 - chances[:, :-1]]), axis=1)
+        return float(reached[slates >= self.known].sum() / reached.sum()), float(
+            (reached * chances * self.rewards[slates]).sum()
+        )
+
+
+@pytest.mark.parametrize("waiting", [0, 150])
+@pytest.mark.parametrize(("count", "most"), [(1, 0.1), (10, 0.3)])
+def test_new_ads_keep_to_the_budget_until_the_next_version(count: int, most: float, waiting: int) -> None:
+    world = NewAds(count, waiting=waiting)
+    before, after = world.before, world.after
+    assert (before.explore_budget, before.clock) == (1, 20.0)
+    (_, revenue), (share, then) = world.served(before), world.served(after)
+    assert share <= most
+    assert then >= 0.98 * revenue
+    # With the thresholds of the version before, nearly every session would explore, and show little else.
+    careless, _ = world.served(replace(after, thresholds=before.thresholds, ties=before.ties))
+    assert careless > 0.5
+    # Nor does a version that lacks them hand the stream to them.
+    world.stream.order(Command(action="rollback", version=before.version))
+    assert world.served(world.stream.current)[0] <= most
+    assert world.stream.current.clock == after.clock
+    world.stream.order(Command(action="rollback", version=after.version))
+    assert world.stream.current.thresholds == after.thresholds
+    # Exploration resumes with the next fold, in proportion to the ads that are new.
+    assert after.clock == joined(20.0, count / (10 + count), 10)
+    world.stream.window(world.generator.normal(size=(200, 2)), world.answer)
+    assert world.stream.current.explore_budget == explore_budget(200 + waiting, after.clock + 2, 10) > 3
+    assert world.stream.episodes[-1].rejected is None
+
+
+def test_where_tastes_change_the_fold_forgets_and_exploration_resumes_and_else_neither() -> None:
+    generator = np.random.default_rng(10)
+    stream = Stream(horizon_episodes=10)
+
+    def liking(sign: float) -> Answer:
+        effects = {"a": 1.5 * sign, "b": -1.5 * sign, "c": 0.0, "d": 0.0}
+        return lambda arm, context: bool(generator.random() < sigmoid(effects[arm] * context[0] - 1.0))
+
+    for window in range(16):
+        stream.window(generator.normal(size=(150, 2)), liking(1.0 if window < 12 else -1.0))
+    folded = [version for version in stream.versions if version.folds]
+    assert [version.kept for version in folded[:12]] == [1.0] * 12
+    assert [version.clock for version in folded[:12]] == list(map(float, range(1, 13)))
+    changed = folded[12]
+    assert changed.kept < 1
+    assert changed.clock == restarted(13.0, 1 - changed.kept, 10)
+    assert changed.explore_budget > 10 * folded[11].explore_budget
+    assert decode_parameters(encode_parameters(changed)) == changed
+    steady = Stream(horizon_episodes=10, forgetting=1.0)
+    for window in range(14):
+        steady.window(generator.normal(size=(150, 2)), liking(1.0 if window < 12 else -1.0))
+    assert (steady.current.kept, steady.current.clock) == (1.0, 14.0)
 
 
 # ── regret, settings ─────────────────────────────────────────────────────────────────────────────────────────────────

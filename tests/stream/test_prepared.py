@@ -42,6 +42,7 @@ def learned(**changes: Any) -> Parameters:
         contexts=generator.normal(size=(USERS, DIM)),
         sessions=np.repeat(np.arange(USERS), 3),
         arms=generator.integers(0, ARMS, 3 * USERS),
+        positions=np.tile(np.arange(3), USERS),
         clicked=(generator.random(3 * USERS) < 0.3).astype(np.float64),
     )
     counts = np.floor(generator.random((4, ARMS)) * 50)

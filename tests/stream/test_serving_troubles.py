@@ -65,7 +65,7 @@ def test_an_arrival_whose_session_is_over_is_reported() -> None:
 
 
 def test_a_session_without_any_feedback_is_reported_unless_silence_means_passed() -> None:
-    for unanswered, expected in (("ignored", {"unanswered": (1, "")}), ("passed", {})):
+    for unanswered, expected in (("left", {"unanswered": (1, "")}), ("passed", {})):
         task = serving(parameters(unanswered=unanswered))
         task.handle([arrival(at=1_000)])
         task.acknowledged(15_000)

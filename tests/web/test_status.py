@@ -12,10 +12,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from tests.embedded import traffic
 from tests.metrics.episodes import an_episode
-from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
+from worker.bandit.personal import PersonalModel
+from worker.embedded.runner import Embedded
 from worker.http.server import WebServer
 from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
@@ -27,7 +29,7 @@ from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Tally
 from worker.stream.troubles import TROUBLES
-from worker.web.figures import MOST_ARMS, lately, positions, recent_users, strength_of_tastes, top_arms
+from worker.web.figures import MOST_ARMS, lately, positions, recent_users, top_arms
 from worker.web.status import FILES, MOST_LAG, problems, status_routes
 
 UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.05, prefetching=0.4)
@@ -45,6 +47,12 @@ def ran() -> tuple[Metrics, Demo]:
 
 def document(metrics: Metrics, **options: object) -> dict[str, object]:
     return json.loads(status_routes(metrics, **options)["/status.json"]({}).body)  # type: ignore[arg-type]
+
+
+def document_of(version: Parameters) -> dict[str, object]:
+    metrics = Metrics()
+    metrics.version(version)
+    return document(metrics)
 
 
 def a_version(arms: int = 2, **changes: object) -> Parameters:
@@ -171,7 +179,11 @@ def test_arms_are_shown_as_recent_users_see_them_not_a_user_without_features():
     version = a_version(arms=2)
     everybody = np.eye(2)[np.arange(400) % 2]
     seen = Observations(
-        contexts=everybody, sessions=np.arange(400), arms=np.arange(400) % 2, clicked=(np.arange(400) % 20 == 0) * 1.0
+        contexts=everybody,
+        sessions=np.arange(400),
+        arms=np.arange(400) % 2,
+        positions=np.zeros(400, dtype=int),
+        clicked=(np.arange(400) % 20 == 0) * 1.0,
     )
     taught = replace(version, model=version.model.fold(seen, estimator="laplace").model)
     users = [pack_context(tuple(row)) for row in everybody[:10]]
@@ -271,9 +283,13 @@ def counted(displays: list[float], answers: list[float]) -> AnswerCounts:
     return AnswerCounts(displayed=np.array([displays]), answered=np.array([answers])).with_horizon(5)
 
 
-def test_an_ad_that_is_hardly_ever_answered_is_named_everywhere_until_it_is_retired():
+def clicked(*log_odds: float) -> PersonalModel:
+    return PersonalModel.certain(np.array([[one, 0.0, 0.0] for one in log_odds]))
+
+
+def test_an_ad_that_never_gets_any_feedback_is_named_everywhere_until_it_is_retired():
     metrics = Metrics()
-    version = a_version(arms=3, answers=counted([500, 400, 300], [450, 0, 270]))
+    version = a_version(arms=3, answers=counted([500, 400, 300], [450, 0, 270]), model=clicked(-2, -9, -2))
     metrics.version(version)
     shown = document(metrics)
     assert [ad["arm"] for ad in shown["answered"]["ads"]] == ["a1", "a2", "a0"]
@@ -282,7 +298,7 @@ def test_an_ad_that_is_hardly_ever_answered_is_named_everywhere_until_it_is_reti
     assert (problem["kind"], problem["level"]) == ("unanswered-ads", "warn")
     assert "a1 3% (400 displays)" in problem["detail"]
     assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == 1
-    assert metrics.registry.get_sample_value("adcascade_answer_rate_lowest") == pytest.approx(20 * 0.6 / 420, rel=1e-3)
+    assert metrics.registry.get_sample_value("adcascade_answer_rate_lowest") == pytest.approx(20 * 0.6 / 420, rel=0.01)
     retired = tuple(replace(arm, active=arm.arm != "a1") for arm in version.arms)
     metrics.version(replace(version, version=1, arms=retired))
     assert document(metrics)["problems"] == []
@@ -292,14 +308,53 @@ def test_an_ad_that_is_hardly_ever_answered_is_named_everywhere_until_it_is_reti
 @pytest.mark.parametrize(("displays", "collapsed"), [(40, 0), (50, 0), (90, 1)])
 def test_a_rate_is_judged_only_when_enough_displays_are_known(displays, collapsed):
     metrics = Metrics()
-    metrics.version(a_version(arms=4, answers=counted([500, 500, 500, displays], [500, 500, 500, 0])))
+    counts = counted([500, 500, 500, displays], [500, 500, 500, 0])
+    metrics.version(a_version(arms=4, answers=counts, model=clicked(-2, -2, -2, -5)))
     assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == collapsed
 
 
-def test_an_ad_without_answers_is_worth_little_on_the_page():
-    version = a_version(arms=2, answers=counted([500, 500], [500, 0]))
-    assert [arm["arm"] for arm in top_arms(version, [])] == ["a0", "a1"]
-    assert [arm["arm"] for arm in top_arms(replace(version, answers=None), [])] == ["a1", "a0"]
+@pytest.mark.parametrize(
+    ("passes", "log_odds"),
+    [([450, 0, 450], (-2, 0, -2)), ([450, 450, 450], (-2, -9, -2)), ([0, 0, 0], (-2, -9, -2))],
+    ids=["clicks only", "passes only", "nobody reports passes"],
+)
+def test_an_ad_with_clicks_or_passes_or_among_ads_without_passes_is_answered(passes, log_odds):
+    metrics = Metrics()
+    metrics.version(a_version(arms=3, answers=counted([500, 500, 500], passes), model=clicked(*log_odds)))
+    assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == 0
+
+
+def test_the_page_says_what_was_forgotten_and_when():
+    metrics = Metrics()
+    metrics.version(a_version(folds=1))
+    assert document(metrics)["parameters"]["forgetting"] == {"setting": "auto", "time": None, "kept": None}
+    changed = a_version(version=1, folds=2, kept=0.3, made_at=50_700_000)
+    metrics.version(changed)
+    assert metrics.registry.get_sample_value("adcascade_kept_share") == 0.3
+    metrics.version(replace(changed, version=2, made_at=50_800_000))  # an order: the last fold is the same
+    metrics.version(a_version(version=3, folds=3, made_at=50_900_000))
+    assert document(metrics)["parameters"]["forgetting"] == {"setting": "auto", "time": 50_700_000, "kept": 0.3}
+    assert metrics.registry.get_sample_value("adcascade_kept_share") == 1.0
+    fixed = replace(changed, version=4, folds=4, settings=replace(changed.settings, forgetting=0.99), kept=0.99)
+    metrics.version(fixed)
+    assert document(metrics)["parameters"]["forgetting"] == {"setting": 0.99, "time": None, "kept": None}
+
+
+def test_a_change_of_the_users_is_noticed_and_has_a_time(monkeypatch):
+    metrics = Metrics()
+    runner = Embedded(traffic.settings(), traffic.ARMS, partitions=1, observers=[metrics])
+    sent = traffic.arrivals(1500, seconds=100)
+    half = traffic.START + 50_000
+    traffic.deliver(runner, [one for one in sent if one.at < half], live=True)
+    assert [window.episode.kept for window in metrics.snapshot().windows] == [None] * 4
+    monkeypatch.setattr(traffic, "TRUTH", -traffic.TRUTH)
+    traffic.deliver(runner, [one for one in sent if one.at >= half], live=True)
+    traffic.finish(runner)
+    kept = {window.episode.window_end: window.episode.kept for window in metrics.snapshot().windows}
+    assert kept[half + 10_000] < 0.5
+    shown = document(metrics)["parameters"]["forgetting"]
+    assert shown["time"] > half
+    assert shown["kept"] == [share for share in kept.values() if share is not None][-1]
 
 
 def test_where_all_displays_count_as_answered_there_are_no_rates():
@@ -325,9 +380,26 @@ def test_declared_features_have_their_names_on_the_page():
     assert recent_users(version, []) == recent_users(None, users) == []
 
 
-def test_the_page_says_how_much_users_differ(ran):
+def test_the_page_says_which_features_matter(ran):
     metrics, _ = ran
     shown = document(metrics)["parameters"]
     assert (shown["model"], shown["standardised"], shown["answers"]) == ("personal", True, True)
-    assert shown["tastes"].startswith("users differ")
-    assert strength_of_tastes(AdditiveModel.certain(np.zeros(2), np.zeros(3))) is None
+    (strongest,) = shown["strongest"]
+    assert strongest["feature"] == "x[1] … x[5]"
+    assert strongest["strength"] > 0
+    features = Features.of_table(
+        {"context": {"age": "number", "device": ["mobile", "desktop"]}, "ads": {"price": "number"}}
+    )
+    first = Parameters.first(
+        LearningSettings(dim=3, features=features), (Arm(arm="a", reward=1.0, features={"price": 1}),)
+    )
+    assert document_of(first)["parameters"]["strongest"] == []
+    alike = document_of(replace(first, folds=1))["parameters"]["strongest"]
+    assert [(one["feature"], one["of"], one["word"]) for one in alike] == [
+        ("price", "ad", "strong"),
+        ("age", "context", "strong"),
+        ("device", "context", "strong"),
+    ]
+    assert [one["strength"] for one in alike] == pytest.approx([1, 0.5**0.5, 0.5**0.5], rel=1e-4)
+    plain = LearningSettings(dim=2, model="additive")
+    assert document_of(replace(Parameters.first(plain, ()), folds=1))["parameters"]["strongest"] == []

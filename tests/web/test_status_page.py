@@ -121,6 +121,8 @@ async def figures_match_the_run(tab: Tab, scene: Scene) -> None:
     assert "NaN" not in text
     assert "undefined" not in text
     assert "demo · simulated users · personal model · aucbbp" in text
+    assert "If the model is right" in await tab.text("regret-lead")
+    assert "What decides between ads: x[1] … x[5] (" in await tab.text("users-lead")
 
 
 async def page_is_live(tab: Tab, scene: Scene) -> None:
@@ -182,7 +184,8 @@ def test_the_page_works_with_a_keyboard_and_a_screen_reader(scene):
 def test_problems_are_shown_and_arm_names_are_never_markup(scene):
     metrics = Metrics()
     arms = (Arm(arm=HOSTILE, reward=1.0), *scene.demo.parameters.arms[1:])
-    metrics.version(replace(scene.demo.parameters, arms=arms, frozen=True))
+    changed = replace(scene.demo.parameters, made_at=1_700_000_000_000, kept=0.3)
+    metrics.version(replace(changed, arms=arms, frozen=True))
     metrics.troubles.set("watermark-stalled", f"partition 3, {HOSTILE}")
     metrics.troubles.add("wrong-key", "arrivals, partition 1, offset 2", 20)
 
@@ -190,6 +193,7 @@ def test_problems_are_shown_and_arm_names_are_never_markup(scene):
         await tab.open(server.url)
         await tab.until(SHOWN)
         assert HOSTILE in await tab.text("arms")
+        assert "noticed at 22:13: older sessions now count 0.3" in await tab.text("facts")
         assert await tab.look("document.querySelectorAll('#arms img').length") == 0
         problems = await tab.text("problems")
         assert "frozen" in problems

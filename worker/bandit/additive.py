@@ -1,7 +1,8 @@
 """The paper's click model: P(click on arm k | x) = σ(x·θ_x + θ_k), with a Gaussian belief N([θ_x; θ_k], A⁻¹).
 
 With an intercept, u = [1; x] takes the place of x: the shared intercept is the base rate, from which a new arm starts.
-Priors are then as in `personal.py`, without tastes. Without it this is the paper's model to the letter, under λI.
+Positions after the first have effects as well, as further columns of u. Priors are then as in `personal.py`, without
+tastes, and precisions of features stay as they begin. Without it this is the paper's model to the letter, under λI.
 
 The context moves all arms up or down together and enters through one number, s = x·θ_x. So arms are ordered by θ_k for
 every context, and a context costs one product with θ_x and, for the widths, one with the whitening matrix of A. Costs
@@ -11,7 +12,7 @@ are O(K d) where tastes cost O(K d²): this is the model for very many arms. Fea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -20,7 +21,9 @@ from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, row_products, sigmoid
 from worker.bandit.click_model import Displays, Fit, Observations, inputs
-from worker.bandit.estimators import ByArm, Coefficients, estimate, inner
+from worker.bandit.estimators import ByArm, Coefficients, inner
+from worker.bandit.groups import Groups
+from worker.bandit.learning import learn
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
@@ -30,7 +33,7 @@ INTERCEPT_PRECISION = 0.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AdditiveModel:
-    """The belief about θ_x (d,), or with an intercept (d+1,), and θ_k (K,); see `ClickModel` and `LinearModel`.
+    """The belief about θ_x (d,), or with an intercept (1+d+P,), and θ_k (K,); see `ClickModel` and `LinearModel`.
 
     Examples
     --------
@@ -46,31 +49,57 @@ class AdditiveModel:
         "precision.context",
         "precision.cross",
         "precision.arms",
+        "precision.prior",
     )
 
     theta_context: Floats
     theta_arms: Floats
     precision: Precision
+    #: The precision of θ_x before any data, (d,) or (1+d,); the rest of θ_x are effects of positions.
+    prior_precision: Floats = field(repr=False)
     intercept: bool = False
     reuses_information: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        freeze_fields(self, theta_context=(self.precision.dim,), theta_arms=self.precision.arms.shape)
+        shapes = {"theta_context": (self.precision.dim,), "theta_arms": self.precision.arms.shape}
+        freeze_fields(self, **shapes, prior_precision=(len(self.prior_precision),))
+        if self.precision.dim < len(self.prior_precision) or (self.prior_precision <= 0).any():
+            raise InputError("precision.prior must be above zero, and at most as long as theta_context")
 
     @classmethod
     def prior(
-        cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, intercept: bool = False
+        cls,
+        *,
+        dim: int,
+        arms: int,
+        ridge: float,
+        features: Floats | None = None,
+        intercept: bool = False,
+        horizon: int = 1,
+        groups: Groups | None = None,
+        ad_groups: Groups | None = None,
     ) -> AdditiveModel:
         if not intercept:
             return cls.certain(np.zeros(dim), np.zeros(arms), ridge=ridge)
-        precision = Precision.diagonal(_prior(dim, ridge), np.full(arms, INTERCEPT_PRECISION))
-        return cls(theta_context=np.zeros(dim + 1), theta_arms=np.zeros(arms), precision=precision, intercept=True)
+        groups = groups or Groups.vector(dim)
+        prior = np.concatenate([[INTERCEPT_PRECISION], ridge * groups.by_column(groups.first)])
+        precision = Precision.diagonal(
+            np.concatenate([prior, np.ones(horizon - 1)]), np.full(arms, INTERCEPT_PRECISION)
+        )
+        return cls(
+            theta_context=np.zeros(precision.dim),
+            theta_arms=np.zeros(arms),
+            precision=precision,
+            prior_precision=prior,
+            intercept=True,
+        )
 
     @classmethod
     def certain(cls, theta_context: Floats, theta_arms: Floats, *, ridge: float = 1.0) -> AdditiveModel:
         """Return a given θ with the prior's precision: the truth of a simulated world."""
         precision = Precision.prior(dim=len(theta_context), arms=len(theta_arms), ridge=ridge)
-        return cls(theta_context=theta_context, theta_arms=theta_arms, precision=precision)
+        prior = np.full(len(theta_context), float(ridge))
+        return cls(theta_context=theta_context, theta_arms=theta_arms, precision=precision, prior_precision=prior)
 
     @classmethod
     def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = False) -> AdditiveModel:
@@ -81,6 +110,7 @@ class AdditiveModel:
             theta_context=arrays["theta_context"],
             theta_arms=arrays["theta_arms"],
             precision=Precision(context=context, cross=cross, arms=arms),
+            prior_precision=arrays["precision.prior"],
             intercept=intercept,
         )
         if not model.precision.is_positive_definite:
@@ -90,7 +120,7 @@ class AdditiveModel:
     def pack(self) -> dict[str, Floats]:
         precision = self.precision
         parts = (self.theta_context, self.theta_arms, precision.context, precision.cross, precision.arms)
-        return dict(zip(self.fields, parts, strict=True))
+        return dict(zip(self.fields, (*parts, self.prior_precision), strict=True))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AdditiveModel):
@@ -102,11 +132,19 @@ class AdditiveModel:
 
     @property
     def dim(self) -> int:
-        return len(self.theta_context) - self.intercept
+        return len(self.prior_precision) - self.intercept
+
+    @property
+    def position_effects(self) -> Floats:
+        return np.concatenate([[0.0], self.theta_context[len(self.prior_precision) :]])
 
     def _inputs(self, contexts: Floats) -> Floats:
-        """Return what θ_x is multiplied by: x, or u = [1; x]."""
-        return inputs(contexts) if self.intercept else contexts
+        """Return what θ_x is multiplied by at the first position: x, or u = [1; x; 0 …]."""
+        if not self.intercept:
+            return contexts
+        rows = np.zeros((len(contexts), self.precision.dim))
+        rows[:, : self.dim + 1] = inputs(contexts)
+        return rows
 
     @property
     def arms(self) -> int:
@@ -139,26 +177,39 @@ class AdditiveModel:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit[AdditiveModel]:
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[AdditiveModel]:
         """Learn from answered displays by the estimator called `estimator`.
 
         A hundred clicks in a hundred displays move an arm's log-odds up, but not to infinity.
 
         >>> prior = AdditiveModel.prior(dim=1, arms=2, ridge=1.0)
         >>> shown = Observations(contexts=np.zeros((100, 1)), sessions=np.arange(100),
-        ...                      arms=np.zeros(100, dtype=np.intp), clicked=np.ones(100))
+        ...                      arms=np.zeros(100, dtype=np.intp), positions=np.zeros(100, dtype=np.intp),
+        ...                      clicked=np.ones(100))
         >>> prior.fold(shown, estimator="laplace").model.theta_arms.round(2)
         array([3.36, 0.  ])
         """
-        model, steps = estimate(self, data, estimator=estimator)
-        return Fit(model=model, steps=steps)
+        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting, changes=changes)
+        return Fit(model=model, steps=steps, kept=kept)
 
     @property
     def coefficients(self) -> Coefficients:
         return self.theta_context, self.theta_arms
 
+    def strengthened(self) -> AdditiveModel:
+        return self
+
     def by_arm(self, data: Displays) -> ByArm:
-        return ByArm(self._inputs(data.contexts), sessions=data.sessions, arms=data.arms)
+        rows, effects = self._inputs(data.contexts), self.precision.dim - len(self.prior_precision)
+        if not effects:
+            return ByArm(rows, sessions=data.sessions, arms=data.arms)
+        displays = np.arange(len(data))
+        rows = rows[data.sessions]
+        late = np.flatnonzero(data.positions)
+        rows[late, self.dim + np.minimum(data.positions[late], effects)] = 1.0
+        return ByArm(rows, sessions=displays, arms=data.arms)
 
     def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
         offsets = data.inputs @ coefficients[0]
@@ -180,23 +231,33 @@ class AdditiveModel:
         direction = self.precision.solve(*gradient)
         return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
-    def forget(self, keep: float, *, ridge: float) -> AdditiveModel:
-        prior = _prior(self.dim, ridge) if self.intercept else np.full(self.dim, ridge)
-        faded = self.precision.forget(keep, context=prior, arms=self._arm_precision(ridge))
-        return replace(self, precision=faded)
+    def forget(self, keep: float) -> AdditiveModel:
+        prior = np.concatenate([self.prior_precision, np.ones(self.precision.dim - len(self.prior_precision))])
+        faded = self.precision.forget(keep, context=prior, arms=self._arm_precision)
+        said = self.precision.times(*self.coefficients)
+        return self.updated(faded.solve(*[keep * part for part in said]), faded)
 
-    def with_arms(self, count: int, *, ridge: float, features: Floats | None = None) -> AdditiveModel:
+    def with_arms(self, count: int, *, features: Floats | None = None) -> AdditiveModel:
         return replace(
             self,
             theta_arms=np.concatenate([self.theta_arms, np.zeros(count)]),
-            precision=self.precision.with_arms(count, ridge=self._arm_precision(ridge)),
+            precision=self.precision.with_arms(count, ridge=self._arm_precision),
         )
 
-    def _arm_precision(self, ridge: float) -> float:
-        return INTERCEPT_PRECISION if self.intercept else ridge
+    @property
+    def _arm_precision(self) -> float:
+        return INTERCEPT_PRECISION if self.intercept else float(self.prior_precision[0])
 
     def with_features(self, features: Floats) -> AdditiveModel:
         return self
+
+    def with_horizon(self, horizon: int) -> AdditiveModel:
+        effects = self.precision.dim - len(self.prior_precision)
+        more = max(0, horizon - 1 - effects) if self.intercept else 0
+        if not more:
+            return self
+        theta = np.concatenate([self.theta_context, np.zeros(more)])
+        return replace(self, theta_context=theta, precision=self.precision.with_columns(np.ones(more)))
 
     def choose_arms(self, arms: Sequence[int]) -> AdditiveModel:
         return replace(self, theta_arms=self.theta_arms[list(arms)], precision=self.precision.choose_arms(arms))
@@ -205,10 +266,11 @@ class AdditiveModel:
 
     def head(self, arm: int) -> tuple[Floats, Floats]:
         shared = self.precision.whitening.T @ self.precision.whitening
-        centre = self.precision.centres[arm]
+        centre, known = self.precision.centres[arm], len(self.prior_precision)
         # [1; x] ↦ (x or u, onehot(k)): the covariance of [θ_k (+ the intercept); θ_x].
         cross = -shared @ centre
         variance = centre @ shared @ centre + 1 / self.precision.arms[arm]
+        shared, cross = shared[:known, :known], cross[:known]  # without the effects of positions
         if self.intercept:
             covariance = shared.copy()
             covariance[0] += cross
@@ -231,12 +293,13 @@ class AdditiveModel:
     @property
     def effects(self) -> Floats:
         """θ_x: the effect of each context feature on the log-odds of every arm, (d,)."""
-        return self.theta_context[int(self.intercept) :]
+        return self.theta_context[int(self.intercept) : len(self.prior_precision)]
 
     @property
     def effect_deviations(self) -> Floats:
         """The posterior standard deviation of θ_x, the square root of the diagonal of LᵀL, (d,)."""
-        return np.asarray(np.sqrt((self.precision.whitening**2).sum(axis=0)))[int(self.intercept) :]
+        deviations = np.sqrt((self.precision.whitening**2).sum(axis=0))
+        return np.asarray(deviations[int(self.intercept) : len(self.prior_precision)])
 
     @property
     def norm(self) -> float:
@@ -245,11 +308,6 @@ class AdditiveModel:
     @property
     def smallest_eigenvalue(self) -> float:
         return self.precision.smallest_eigenvalue
-
-
-def _prior(dim: int, ridge: float) -> Floats:
-    """Return the precision of the intercept and of each context coefficient."""
-    return np.concatenate([[INTERCEPT_PRECISION], np.full(dim, ridge * dim)])
 
 
 def _offsets(contexts: Floats, theta_context: Floats) -> Floats:

@@ -1,13 +1,14 @@
-"""Answer rates: how likely a display is answered at all, by a click or a pass (docs/math.md §8).
+"""What happens between two displays of a session: users who do not click go on, or leave (docs/math.md §8).
 
-Users leave, at some arms and positions more than at others, and some arms never get an answer (a broken creative, a
-lost pixel). A display of arm k at position h is answered with probability min(1, ρ_k r_h); otherwise the session is
-over. So
+Users leave, at some arms and positions more than at others. A display of arm k at position h is clicked with
+probability f_kh. Of the users who do not click, a share s_kh = min(1, ρ_k r_h) goes on to the next display; for the
+others the session is over. So
 
-    Q_h(k) = ρ_k r_h · [f_k e_k + (1 − f_k) V_{h+1}]
+    Q_h(k) = f_kh e_k + (1 − f_kh) s_kh V_{h+1}
 
 Both rates are learned from counts of a closed window: of each session, the displays up to the highest answered position
-were answered, and the one after it, unless that answer was a click, was displayed and not answered.
+are known, and the one after it, unless that answer was a click. A pass says that the user went on. A display without an
+answer was not clicked, and the user left.
 """
 
 from __future__ import annotations
@@ -16,39 +17,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Floats, Ints, frozen_array
+from worker.bandit.arrays import Array, Floats, Ints, frozen_array
 from worker.errors import InputError
 
-#: Displays at the rate of all arms (ρ_k), and answers as expected (r_h), that a rate starts from.
+#: Displays at the rate of all arms (ρ_k), and passes as expected (r_h), that a rate starts from.
 PRIOR_DISPLAYS = 20.0
 PRIOR_ANSWERS = 50.0
+#: Rounds in which both rates are fitted by turns. Pooled once, an arm that is shown only at the last position would
+#: take the rate of that position for its own.
+ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnswerRates:
-    """ρ_k of each arm, (K,), and r_h of each position, (H,)."""
+    """How likely users who do not click go on: ρ_k of each arm, (K,), and r_h of each position, (H,)."""
 
     arms: Floats
     positions: Floats
 
     @classmethod
     def everybody(cls, *, arms: int, horizon: int) -> AnswerRates:
-        """Return the rates where every display is answered."""
+        """Return the rates where everybody goes on."""
         return cls(arms=np.ones(arms), positions=np.ones(horizon))
 
     @property
     def are_all_one(self) -> bool:
-        """Whether every display is answered."""
+        """Whether everybody goes on."""
         return bool((self.arms == 1).all() and (self.positions == 1).all())
 
     def choose_arms(self, arms: Ints) -> AnswerRates:
         """Return the rates of these arms alone."""
         return AnswerRates(arms=self.arms[arms], positions=self.positions)
 
-    def of_arms(self, shown: Ints) -> Floats:
-        """Return the rates of these arms at each position, (H, len(shown))."""
-        return np.minimum(1.0, np.multiply.outer(self.positions, self.arms[shown]))
+    def of_arms(self, shown: Ints, horizon: int) -> Floats:
+        """Return the rates of these arms at each position, (H, len(shown)); later positions have the last one's."""
+        positions = self.positions[np.minimum(np.arange(horizon), len(self.positions) - 1)]
+        return np.minimum(1.0, np.multiply.outer(positions, self.arms[shown]))
 
     def of_slates(self, arms: Ints) -> Floats:
         """Return the rates of the displays of slates, 1 where there is no known arm: (n, h) → (n, h)."""
@@ -60,7 +66,7 @@ class AnswerRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnswerCounts:
-    """Displays and answers so far, by position and arm, (H, K) each.
+    """Displays without a click, and those of them that were answered by a pass, by position and arm, (H, K) each.
 
     Examples
     --------
@@ -116,14 +122,20 @@ class AnswerCounts:
         )
 
     def rates(self) -> AnswerRates:
-        """Return ρ_k and r_h, drawn towards the rate of all arms and towards 1."""
-        by_arm, answers = self.displayed.sum(axis=0), self.answered.sum(axis=0)
+        """Return ρ_k and r_h, fitted by turns, drawn towards the rate of all arms and towards 1."""
+        return self.rounds()[-1]
+
+    def rounds(self) -> list[AnswerRates]:
+        """Return the rates after each round of the fit."""
+        answers, by_position = self.answered.sum(axis=0), self.answered.sum(axis=1)
         # One answer more than counted: were the rate of all arms 0, no arm could be told from a mute one.
-        overall = (float(answers.sum()) + 1) / (float(by_arm.sum()) + 1)
-        arms = (answers + PRIOR_DISPLAYS * overall) / (by_arm + PRIOR_DISPLAYS)
-        expected = self.displayed @ arms
-        positions = (self.answered.sum(axis=1) + PRIOR_ANSWERS) / (expected + PRIOR_ANSWERS)
-        return AnswerRates(arms=arms, positions=positions)
+        overall = (float(answers.sum()) + 1) / (float(self.displayed.sum()) + 1)
+        positions, rounds = np.ones(self.horizon), []
+        for _ in range(ROUNDS):
+            arms = (answers + PRIOR_DISPLAYS * overall) / (positions @ self.displayed + PRIOR_DISPLAYS)
+            positions = (by_position + PRIOR_ANSWERS) / (self.displayed @ arms + PRIOR_ANSWERS)
+            rounds.append(AnswerRates(arms=arms, positions=positions))
+        return rounds
 
     def faded(self, keep: float) -> AnswerCounts:
         """Forget as the estimate does."""
@@ -145,3 +157,56 @@ class AnswerCounts:
         return replace(
             self, displayed=np.pad(self.displayed[:horizon], more), answered=np.pad(self.answered[:horizon], more)
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cascade:
+    """How click probabilities change along a session, and who goes on.
+
+    odds : (H,), e^{b_h}: what the odds of a click are multiplied by at each position; None if by 1 everywhere
+    rates : (H, columns), s_kh; None if everybody goes on
+    """
+
+    odds: Array | None = None
+    rates: Array | None = None
+
+    @classmethod
+    def of(cls, effects: Floats, rates: AnswerRates | None, *, shown: Ints, horizon: int) -> Cascade:
+        """Return the cascade of the arms `shown` under effects b_h of positions and rates."""
+        effects = effects[np.minimum(np.arange(horizon), len(effects) - 1)]
+        return cls(
+            odds=np.exp(effects) if effects.any() else None,
+            rates=None if rates is None or rates.are_all_one else rates.of_arms(shown, horizon),
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every position is like the first, and everybody goes on."""
+        return self.odds is None and self.rates is None
+
+    def astype(self, dtype: DTypeLike) -> Cascade:
+        """Return the same numbers in another precision."""
+        odds, rates = (None if part is None else part.astype(dtype) for part in (self.odds, self.rates))
+        return Cascade(odds=odds, rates=rates)
+
+    def choose(self, columns: Ints) -> Cascade:
+        """Return the cascade of these columns alone."""
+        return Cascade(odds=self.odds, rates=None if self.rates is None else self.rates[:, columns])
+
+    def chances(self, first: Array, h: int) -> Array:
+        """Return the click probabilities at position h, from 0, of arms that have `first` at the first one."""
+        return first if self.odds is None or not h else shifted(first, self.odds[h])
+
+    def ahead(self, values: Array, h: int) -> Array:
+        """Return s_kh V of a display at position h that is not clicked: V (n,) → (n, columns or 1)."""
+        return values[:, None] if self.rates is None else values[:, None] * self.rates[h]
+
+
+def shifted(chances: Array, odds: Array) -> Array:
+    """Return probabilities whose odds are multiplied.
+
+    >>> shifted(np.array([0.5, 0.2]), np.array([1.0, 4.0]))
+    array([0.5, 0.5])
+    """
+    raised = chances * odds
+    return np.asarray(raised / (raised + (1 - chances)))

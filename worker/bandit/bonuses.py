@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
+from worker.bandit.answers import Cascade
 from worker.bandit.arrays import Array, Floats, sigmoid
 from worker.errors import InputError
 
+_ODD = tuple(np.uint32(number) for number in (0x9E3779B1, 0x85EBCA77, 0x85EBCA6B, 0xC2B2AE35))
+_SHIFTS = (np.uint32(16), np.uint32(13))
+#: Largest share of new ads by which they set the clock of M_t back. Many new ads get displays without exploring, too:
+#: what is known of ads like them is a good guess.
+NEWCOMERS = 0.2
 _STEEPEST = 40.0  # e^−40 squared is still a number in single precision
 
 
@@ -23,16 +31,25 @@ class Bonus(Protocol):
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
         """Return the bonus of each arm; `widths` are β·width, `gains` are e − V."""
 
-    def optimistic(self, log_odds: Array, widths: Array) -> Array:
-        """Return the probabilities that an exploring session plans on without repeats; `widths` are β·width."""
+    def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
+        """Return the probabilities that an exploring session plans on without repeats; `widths` are β·width.
+
+        `factors` (n, columns) multiply the bonus of each session and arm.
+        """
 
     def scores(
-        self, chances: Array, widths: Array, rewards: Array, continuations: Array, answers: Array | None = None
+        self,
+        chances: Array,
+        widths: Array,
+        rewards: Array,
+        continuations: Array,
+        cascade: Cascade,
+        factors: Array | None = None,
     ) -> Iterator[Array]:
-        """Yield, per step h, what the optimistic arm is the argmax of, (n, columns), in a buffer that is used again.
+        """Yield, per step h, what the optimistic arm is the argmax of, (n, columns): Q_h + bonus, but for a constant.
 
-        That is Q_h + bonus − V_{h+1}, or with answer rates (H, columns) Q_h + bonus, both parts times the rate.
-        `widths` are β·width and may be overwritten; `continuations` are V_1 … V_{H+1}, (n, H+1).
+        `chances` are those of the first position, `widths` are β·width and may be overwritten; `continuations` are
+        V_1 … V_{H+1}, (n, H+1).
         """
 
 
@@ -45,34 +62,44 @@ class SlopeBonus(ABC):
     def slopes(self, chances: Array, widths: Array) -> Array:
         """Return the slope for each f, an array of its own; `widths` are β·width."""
 
-    def factors(self, chances: Array, widths: Array) -> Array:
-        """Return f + β·width·slope, an array of its own: the score of an arm per unit of e − V > 0."""
-        factors = self.slopes(chances, widths)
-        factors *= widths
-        factors += chances
-        return factors
+    def gains(self, chances: Array, widths: Array, factors: Array | None) -> Array:
+        """Return f + β·width·slope, an array of its own: the score of an arm per unit of e − sV > 0."""
+        gains = self.slopes(chances, widths)
+        gains *= widths
+        if factors is not None:
+            gains *= factors
+        gains += chances
+        return gains
 
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
         return np.asarray(widths * self.slopes(chances, widths) * np.maximum(gains, 0.0))
 
-    def optimistic(self, log_odds: Array, widths: Array) -> Array:
-        return np.minimum(self.factors(sigmoid(log_odds), widths), 1)
+    def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
+        return np.minimum(self.gains(sigmoid(log_odds), widths, factors), 1)
 
     def scores(
-        self, chances: Array, widths: Array, rewards: Array, continuations: Array, answers: Array | None = None
+        self,
+        chances: Array,
+        widths: Array,
+        rewards: Array,
+        continuations: Array,
+        cascade: Cascade,
+        factors: Array | None = None,
     ) -> Iterator[Array]:
-        factors, scores = self.factors(chances, widths), np.empty_like(chances)
-        for h, ahead in enumerate(continuations.T[1:]):
-            np.subtract(rewards, ahead[:, None], out=scores)
-            if answers is None:
+        gains = self.gains(chances, widths, factors)
+        for h, values in enumerate(continuations.T[1:]):
+            ahead, here = cascade.ahead(values, h), cascade.chances(chances, h)
+            if here is not chances:
+                gains = self.gains(here, widths, factors)
+            scores = rewards - ahead
+            if cascade.rates is None:
                 # f(e−V) + bonus. Where e > V both terms share the factor e − V. An arm with e ≤ V has no bonus, and
                 # scores at most 0 either way; some arm has e > V.
-                scores *= factors
+                scores *= gains
             else:
-                # Where e ≤ V the product with the larger factor is the lower one.
-                np.maximum(scores * factors, scores * chances, out=scores)
-                scores += ahead[:, None]
-                scores *= answers[h]
+                # Where e ≤ sV the product with the larger factor is the lower one.
+                np.maximum(scores * gains, scores * here, out=scores)
+                scores += ahead
             yield scores
 
 
@@ -86,8 +113,8 @@ class ValueBonus(SlopeBonus):
         slopes *= chances
         return slopes
 
-    def optimistic(self, log_odds: Array, widths: Array) -> Array:
-        return sigmoid(log_odds + widths)
+    def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
+        return sigmoid(log_odds + (widths if factors is None else widths * factors))
 
 
 class CurveBonus(SlopeBonus):
@@ -120,20 +147,25 @@ class PaperBonus:
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
         return widths
 
-    def optimistic(self, log_odds: Array, widths: Array) -> Array:
+    def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
         raise InputError("the bonus paper has no probabilities to plan on without repeats")
 
     def scores(
-        self, chances: Array, widths: Array, rewards: Array, continuations: Array, answers: Array | None = None
+        self,
+        chances: Array,
+        widths: Array,
+        rewards: Array,
+        continuations: Array,
+        cascade: Cascade,
+        factors: Array | None = None,
     ) -> Iterator[Array]:
-        scores = np.empty_like(chances)
-        for h, ahead in enumerate(continuations.T[1:]):
-            np.subtract(rewards, ahead[:, None], out=scores)
-            scores *= chances
-            scores += widths
-            if answers is not None:
-                scores += ahead[:, None]
-                scores *= answers[h]
+        for h, values in enumerate(continuations.T[1:]):
+            ahead = cascade.ahead(values, h)
+            scores = rewards - ahead
+            scores *= cascade.chances(chances, h)
+            scores += widths if factors is None else widths * factors
+            if cascade.rates is not None:
+                scores += ahead
             yield scores
 
 
@@ -151,10 +183,45 @@ def bonus_named(name: str) -> Bonus:
     return BONUSES[name]
 
 
+# ── sharing out optimism ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spread:
+    """Factors on the bonus, 1 ± share/2, by a stable hash of session and arm.
+
+    Sessions that are planned under the same version would all try the same arm first; with factors of their own they
+    share out the arms of which equally little is known.
+
+    share : 0 (none) to 1
+    keys : (n,), a stable number for each session
+
+    >>> Spread(share=1.0, keys=np.array([7, 8], dtype=np.uint32)).factors(
+    ...     slice(0, 2), np.array([1, 2], dtype=np.uint32), np.float32).round(2)
+    array([[0.99, 0.77],
+           [0.62, 1.2 ]], dtype=float32)
+    """
+
+    share: float
+    keys: NDArray[np.uint32]
+
+    def factors(self, rows: slice, arm_keys: NDArray[np.uint32], dtype: DTypeLike) -> Array:
+        """Return the factors of some rows for arms with these keys: (n, columns)."""
+        mixed = np.bitwise_xor.outer(self.keys[rows] * _ODD[0], arm_keys * _ODD[1])
+        for shift, odd in zip(_SHIFTS, _ODD[2:], strict=True):  # the finaliser of MurmurHash3
+            mixed ^= mixed >> shift
+            mixed *= odd
+        mixed ^= mixed >> _SHIFTS[1]
+        factors: Array = mixed.astype(dtype)
+        factors *= self.share * 2.0**-32
+        factors += 1 - self.share / 2
+        return factors
+
+
 # ── how much to explore ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def explore_budget(users: int, t: int, episodes: int) -> int:
+def explore_budget(users: int, t: float, episodes: int) -> int:
     """Return M_t = max(1, ⌊N e^{−t / ln T}⌋), the users that AUCBBP lets explore in episode t of T.
 
     >>> [explore_budget(50, t, 300) for t in (0, 1, 5, 30)]
@@ -163,6 +230,20 @@ def explore_budget(users: int, t: int, episodes: int) -> int:
     if episodes < 2:
         raise InputError(f"the number of episodes must be at least 2 (ln T divides), not {episodes}")
     return max(1, math.floor(users * math.exp(-t / math.log(episodes))))
+
+
+def restarted(t: float, share: float, episodes: int) -> float:
+    """Return the clock t of M_t after a share of the ads, or of what was known, is new: M_t is N·share or more.
+
+    >>> explore_budget(50, restarted(100, 0.5, 300), 300), restarted(1.0, 0.5, 300)
+    (25, 1.0)
+    """
+    return min(t, -math.log(share) * math.log(episodes)) if share > 0 else t
+
+
+def joined(t: float, share: float, episodes: int) -> float:
+    """Return the clock t after ads have joined that are this share of all; beyond `NEWCOMERS` it changes no more."""
+    return restarted(t, min(share, NEWCOMERS), episodes)
 
 
 def theory_radius(

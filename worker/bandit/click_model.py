@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints
+from worker.bandit.groups import Groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +34,13 @@ class Displays:
     contexts : (n, d), one row per session
     sessions : (m,), the row of `contexts` that saw each display
     arms : (m,), the index of the arm displayed
+    positions : (m,), the position of each display, from 0
     """
 
     contexts: Floats
     sessions: Ints
     arms: Ints
+    positions: Ints
 
     def __len__(self) -> int:
         return len(self.arms)
@@ -45,7 +48,7 @@ class Displays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations(Displays):
-    """Displays that were answered; `clicked` (m,) is 1.0 or 0.0."""
+    """Displays and what came of them; `clicked` (m,) is 1.0 or 0.0. A display that got no answer was not clicked."""
 
     clicked: Floats
 
@@ -85,11 +88,15 @@ class Truth(Protocol):
     def effects(self) -> Floats:
         """The shared effect of each context feature on the log-odds, (d,)."""
 
+    @property
+    def position_effects(self) -> Floats:
+        """The effect b_h of each position on the log-odds, 0 for the first; later positions have the last one's."""
+
     def log_odds(self, contexts: Floats) -> Floats:
-        """Return the log-odds of a click: (n, d) → (n, K)."""
+        """Return the log-odds of a click at the first position: (n, d) → (n, K)."""
 
     def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
+        """Return the same of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
 
 
 class ClickModel(Truth, Protocol):
@@ -101,12 +108,23 @@ class ClickModel(Truth, Protocol):
 
     @classmethod
     def prior(
-        cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, intercept: bool = True
+        cls,
+        *,
+        dim: int,
+        arms: int,
+        ridge: float,
+        features: Floats | None = None,
+        intercept: bool = True,
+        horizon: int = 1,
+        groups: Groups | None = None,
+        ad_groups: Groups | None = None,
     ) -> ClickModel:
         """Return the belief before any data.
 
-        `ridge` is the precision of the prior, per feature in units of the number of them if there is an `intercept`.
-        `features` (K, columns) describe the arms; a model may ignore them.
+        `ridge` is the precision of the prior, in units of what `groups.py` says if there is an `intercept`.
+        `features` (K, columns) describe the arms; a model may ignore them. `horizon` is the number of positions.
+        `groups` are the declared features of contexts, one vector by default, `ad_groups` those of arms, by default
+        numbers.
         """
 
     @classmethod
@@ -132,8 +150,14 @@ class ClickModel(Truth, Protocol):
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit[ClickModel]:
-        """Learn from answered displays; raise `EstimationError` rather than return a model that cannot be used."""
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[ClickModel]:
+        """Learn from displays; raise `EstimationError` rather than return a model that cannot be used.
+
+        `forgetting` is the share of older displays that is kept, or "auto", which takes the number of `changes`
+        noticed lately into account (`learning.py`).
+        """
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
         """Return the variance of Σ slopes·log-odds over `shown`, and each display's pull on that sum, (len(seen),).
@@ -141,10 +165,13 @@ class ClickModel(Truth, Protocol):
         The pull is per unit of surprise (y − p) of a display that the model was fitted on.
         """
 
-    def forget(self, keep: float, *, ridge: float) -> ClickModel:
-        """Keep the estimate, and of its certainty the share `keep`."""
+    def forget(self, keep: float) -> ClickModel:
+        """Keep the share `keep` of all that displays have said: A ← Λ + γ (A − Λ), Aθ̂ ← γ Aθ̂."""
 
-    def with_arms(self, count: int, *, ridge: float, features: Floats | None = None) -> ClickModel:
+    def with_horizon(self, horizon: int) -> ClickModel:
+        """Return the belief for at least as many positions."""
+
+    def with_arms(self, count: int, *, features: Floats | None = None) -> ClickModel:
         """Append arms of which nothing is known but the prior and their features, (count, columns)."""
 
     def with_features(self, features: Floats) -> ClickModel:
@@ -180,10 +207,11 @@ Model = TypeVar("Model", bound=ClickModel, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit(Generic[Model]):
-    """A new belief, and the number of Newton steps that it took."""
+    """A new belief, the number of Newton steps that it took, and the share of older displays that was kept."""
 
     model: Model
     steps: int
+    kept: float
 
 
 class Heads(Protocol):

@@ -47,10 +47,12 @@ class ByArm:
     inputs : (r, n), the contexts of sessions as the model multiplies them, x or u = [1; x]
     sessions : (m,), the row of `inputs` that saw each display
     arms : (m,), the arm displayed
+    positions : (m,), the position of each display, from 0; all 0 by default
     """
 
-    def __init__(self, inputs: Floats, *, sessions: Ints, arms: Ints) -> None:
+    def __init__(self, inputs: Floats, *, sessions: Ints, arms: Ints, positions: Ints | None = None) -> None:
         self.inputs, self.sessions, self.arms = inputs, sessions, arms
+        self.positions = np.zeros(len(arms), dtype=np.intp) if positions is None else positions
         self._order = np.argsort(arms, kind="stable")
         self.shown, self._firsts, self._counts = np.unique(arms[self._order], return_index=True, return_counts=True)
         self._sorted = inputs[sessions[self._order]]
@@ -102,6 +104,10 @@ class Information(Protocol):
     def is_positive_definite(self) -> bool:
         """Whether every direction carries information."""
 
+    @property
+    def log_determinant(self) -> float:
+        """The logarithm of the determinant of A."""
+
 
 class LinearModel(Protocol):
     """A click model as the estimators see it."""
@@ -148,6 +154,12 @@ def estimate(model: Model, data: Observations, *, estimator: str) -> tuple[Model
         coefficients, information, steps = ESTIMATORS[estimator](model, seen, data.clicked)
         _check(coefficients, information, model, seen)
         return model.updated(coefficients, information), steps
+
+
+def evidence(before: LinearModel, after: LinearModel, data: Observations) -> float:
+    """Return the Laplace evidence, in nats, of observations that were folded into `before` and gave `after`."""
+    height = _Point(before, before.by_arm(data), data.clicked, after.coefficients).height
+    return height + float(before.precision.log_determinant - after.precision.log_determinant) / 2
 
 
 def inner(one: Coefficients, other: Coefficients) -> float:

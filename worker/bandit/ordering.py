@@ -5,10 +5,10 @@ dynamic programme over arms sorted that way, m being the displays left:
 
     V(i, m) = max( V(i+1, m),  f_i e_i + (1 − f_i) V(i+1, m−1) )
 
-Where displays of arm k are answered with probability ρ = ρ_k r, the same argument orders a set by
-ρ f e / (1 − ρ (1 − f)), which depends on the user; with ρ = 1 it is e. For this r is the mean of the rates of
-positions. The rates themselves enter the programme, position H − m + 1 being the one with m displays left. The order is
-exact where these are equal, and close where they fall slowly.
+Where a share s of the users who do not click goes on, the same argument orders a set by f e / (1 − s (1 − f)), which
+depends on the user; with s = 1 it is e. For this s and f are those of a mean position. The probabilities and rates of
+each position themselves enter the programme, position H − m + 1 being the one with m displays left. The order is exact
+where positions are alike, and close where they differ slowly.
 
 A slate is never shorter than it has to be: it has H arms, or all that are eligible.
 """
@@ -20,78 +20,85 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.bandit.answers import AnswerRates
+from worker.bandit.answers import Cascade, shifted
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints
-from worker.bandit.bonuses import VALUE, Bonus
+from worker.bandit.bonuses import VALUE, Bonus, Spread
 from worker.bandit.planning import Masked, Planner
 
 
 def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None) -> Ints:
     """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones."""
-    return _best(planner, contexts, planner.heads.probabilities, masked)
+    return _best(planner, contexts, lambda rows: planner.heads.probabilities(contexts[rows]), masked)
 
 
 def optimistic_slates(
-    planner: Planner, contexts: Floats, *, beta: float, bonus: Bonus = VALUE, masked: Masked | None = None
+    planner: Planner,
+    contexts: Floats,
+    *,
+    beta: float,
+    bonus: Bonus = VALUE,
+    masked: Masked | None = None,
+    spread: Spread | None = None,
 ) -> Ints:
     """Return the best slates under the optimistic probabilities of the bonus: (n, d) → (n, H)."""
 
-    def chances(contexts: Floats) -> Array:
-        return bonus.optimistic(planner.heads.log_odds(contexts), beta * planner.heads.widths(contexts))
+    def chances(rows: slice) -> Array:
+        factors = None if spread is None else spread.factors(rows, planner.arm_keys, planner.dtype)
+        log_odds, widths = planner.heads.log_odds(contexts[rows]), planner.heads.widths(contexts[rows])
+        return bonus.optimistic(log_odds, beta * widths, factors)
 
     return _best(planner, contexts, chances, masked)
 
 
-def _best(planner: Planner, contexts: Floats, chances: Callable[[Floats], Array], masked: Masked | None) -> Ints:
-    columns, answers = planner.by_falling_revenue, planner.answers
+def _best(planner: Planner, contexts: Floats, chances: Callable[[slice], Array], masked: Masked | None) -> Ints:
+    columns = planner.by_falling_revenue
+    cascade = planner.cascade.choose(columns).astype(planner.dtype)
     shown = planner.shown[columns]
     slates = np.full((len(contexts), planner.horizon), NO_ARM, dtype=np.intp)
     rewards = planner.rewards[shown].astype(planner.dtype)
     place = np.argsort(columns)
     for part in planner.slices(contexts):
-        f = chances(contexts[part]).T[columns]
+        f = chances(part).T[columns]
         eligible = np.ones(f.shape, dtype=bool)
         if masked is not None:
             rows, excluded = masked.within(part)
             eligible[place[excluded], rows] = False
             f[place[excluded], rows] = 0
-        picks = _pick(f, rewards, eligible, planner.horizon, None if answers is None else answers.choose_arms(shown))
+        picks = _pick(f, rewards, eligible, planner.horizon, cascade)
         slates[part] = np.where(picks == NO_ARM, NO_ARM, shown[picks])
     return slates
 
 
-def _pick(f: Array, rewards: Array, eligible: NDArray[np.bool_], horizon: int, answers: AnswerRates | None) -> Ints:
+def _pick(f: Array, rewards: Array, eligible: NDArray[np.bool_], horizon: int, cascade: Cascade) -> Ints:
     """Return the best slates of arms by falling revenue, as indices into them: f and eligible (arms, rows) → (rows, H).
 
     An arm with f = 0 is never taken: it leaves V as it is, to the bit, because V rises with m. That V rises whatever
-    the rounding is why the programme has (1 − f) V and not V + f (e − V). With answer rates V may fall with m.
+    the rounding is why the programme has (1 − f) V and not V + f (e − V). Where users leave V may fall with m.
     """
     taken = np.zeros((horizon, *f.shape), dtype=bool)
-    if answers is None:
-        _programme(f, rewards[:, None], horizon, taken=taken)
+    if cascade.is_plain:
+        _programme(f, rewards[:, None], horizon, cascade, taken=taken)
         picks = _walk(taken)
     else:
-        rates, positions = answers.arms.astype(f.dtype), answers.positions.astype(f.dtype)
-        order = by_worth(f, rewards, rates, answers.positions)
+        order = by_worth(f, rewards, cascade)
         ranked = np.take_along_axis(f, order, axis=0)
-        _programme(ranked, rewards[order], horizon, (rates[order], positions), taken)
+        _programme(ranked, rewards[order], horizon, cascade, order, taken)
         taken &= np.take_along_axis(eligible, order, axis=0)
         picks = _walk(taken)
         picks = np.where(picks == NO_ARM, NO_ARM, order.T[np.arange(len(picks))[:, None], picks])
-    _fill(picks, eligible, leaving=answers is not None)
+    _fill(picks, eligible, leaving=not cascade.is_plain)
     return picks
 
 
-def best_values(chances: Floats, rewards: Floats, horizon: int, answers: AnswerRates | None = None) -> Floats:
+def best_values(chances: Floats, rewards: Floats, horizon: int, cascade: Cascade | None = None) -> Floats:
     """Return the revenue of the best slates without repeats when probabilities are given: (n, K) → (n,), float64.
 
-    `answers` are the rates of the K arms given.
+    Probabilities are those of the first position.
     """
-    if answers is not None:
-        order = by_worth(chances.T, rewards, answers.arms, answers.positions)
+    if cascade is not None and not cascade.is_plain:
+        order = by_worth(chances.T, rewards, cascade)
         ranked = np.take_along_axis(chances.T, order, axis=0)
-        values = _programme(ranked, rewards[order], horizon, (answers.arms[order], answers.positions))
-        return np.asarray(values[-1])
+        return np.asarray(_programme(ranked, rewards[order], horizon, cascade, order)[-1])
     values = np.zeros((horizon + 1, len(chances)))
     for arm in np.argsort(rewards, kind="stable"):
         values[1:] = np.maximum(values[1:], values[:-1] + chances[:, arm] * (rewards[arm] - values[:-1]))
@@ -102,22 +109,26 @@ def _programme(
     f: Array,
     rewards: Array,
     horizon: int,
-    answers: tuple[Array, Array] | None = None,
+    cascade: Cascade,
+    order: Ints | None = None,
     taken: NDArray[np.bool_] | None = None,
 ) -> Array:
     """Return V with m = 0 … H displays left, for f (arms, rows) in the order of showing: (H+1, rows).
 
-    `answers` are the rates of arms (arms, rows) and of positions (H,). The arms that it takes with m displays left are
+    `order` (arms, rows) are the columns of the cascade in that order. The arms that it takes with m displays left are
     noted in `taken` (H, arms, rows).
     """
     values = np.zeros((horizon + 1, f.shape[1]), dtype=f.dtype)
-    stays, gains = 1 - f, f * rewards
     with_it = np.empty_like(values[1:])
+    # The position with m displays left is H − m + 1: along the first axis of `values`, positions run backwards.
+    odds = None if cascade.odds is None else cascade.odds[::-1, None]
+    rates = None if cascade.rates is None else cascade.rates[::-1]
     for i in range(len(f) - 1, -1, -1):
-        np.multiply(values[:-1], stays[i], out=with_it)
-        with_it += gains[i]
-        if answers is not None:
-            with_it *= np.minimum(1, answers[1][::-1, None] * answers[0][i])
+        here = f[i] if odds is None else shifted(f[i], odds)
+        np.multiply(values[:-1], 1 - here, out=with_it)
+        if rates is not None and order is not None:
+            with_it *= rates[:, order[i]]
+        with_it += here * rewards[i]
         if taken is not None:
             np.greater(with_it, values[1:], out=taken[:, i])
         np.maximum(values[1:], with_it, out=values[1:])
@@ -139,11 +150,12 @@ def _walk(taken: NDArray[np.bool_]) -> Ints:
     return picks
 
 
-def by_worth(f: Array, rewards: Array, rates: Array, positions: Floats) -> Ints:
+def by_worth(f: Array, rewards: Array, cascade: Cascade) -> Ints:
     """Return the order in which a set of arms is best shown where users leave: (arms, rows) → (arms, rows)."""
-    answered = np.minimum(1, rates * f.dtype.type(positions.mean()))[:, None]
-    kept = answered * (1 - f)
-    worth = answered * f * rewards[:, None] / np.maximum(1 - kept, np.finfo(f.dtype).tiny)
+    if cascade.odds is not None:
+        f = shifted(f, np.exp(np.log(cascade.odds).mean()))
+    going_on = 1 - f if cascade.rates is None else cascade.rates.mean(axis=0)[:, None] * (1 - f)
+    worth = f * rewards[:, None] / np.maximum(1 - going_on, np.finfo(f.dtype).tiny)
     return np.argsort(-worth, axis=0, kind="stable")
 
 

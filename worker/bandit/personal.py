@@ -1,12 +1,15 @@
-"""The click model that learns tastes: P(click on arm k | x) = σ(u·(Γ a_k + v_k)), u = [1; x], a_k = [1; features of k].
+"""The click model that learns tastes: P(click on arm k at position h | x) = σ(u·(Γ a_k + v_k) + b_h), u = [1; x].
 
 Γ (n, m) is shared by all arms: its first column is the base rate and the common effect of the context, further columns
-say how features of arms change both. v_k (n,) is the arm's own. A new arm has v = 0 and no information: its
-coefficients are what arms like it have taught, and its width says how little that is (docs/math.md §9).
+say how features of arms, a_k = [1; features of k], change both. v_k (n,) is the arm's own. A new arm has v = 0 and no
+information: its coefficients are what arms like it have taught, and its width says how little that is (docs/math.md
+§9). b_h is the effect of the position, 0 at the first one.
 
-Priors: intercepts, shared and own, ~ N(0, 1/λ_b); context coefficients of Γ ~ N(0, 1/(ρ d)); own tastes v_k[1:] ~
-N(0, 1/λ_t). The d keeps the variance of the log-odds that contexts explain the same whatever d is. How strong tastes
-are, λ_t, is learned by its evidence after each fold, and is part of the model.
+Priors: intercepts, shared and own, ~ N(0, 1/λ_b); b_h ~ N(0, 1). The columns of a declared feature g of contexts have
+the precision λ_g in v_k, G q_g at first, and ρ G q_g in Γ, where G is the number of features and q_g = E‖x_g‖²: so the
+variance of the log-odds that contexts explain is the same whatever the number of columns is. The columns of a feature
+of arms multiply these precisions by its own. How strong features are is learned by their evidence after each fold, and
+is part of the model.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ from numpy.typing import DTypeLike
 from worker.bandit.additive import INTERCEPT_PRECISION
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, frozen_array, row_products
 from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
-from worker.bandit.estimators import ByArm, Coefficients, estimate, inner
+from worker.bandit.estimators import ByArm, Coefficients, inner
+from worker.bandit.groups import Groups
 from worker.bandit.hierarchy import Hierarchy
+from worker.bandit.learning import learn
 from worker.errors import EstimationError, InputError
 
-#: Bounds of λ_t, in multiples of d. Without the lower one, few sessions and many features make the data separable, λ_t
-#: collapses, every probability goes to 0 or 1, and exploration ends for ever.
-WEAKEST, STRONGEST = 0.25, 1000.0
+#: Bounds of λ_g, in multiples of q_g and of G q_g. Without the lower one, few sessions and many features make the data
+#: separable, λ_g collapses, every probability goes to 0 or 1, and exploration ends for ever.
+LEAST, MOST = 0.25, 1000.0
 EVIDENCE_STEPS = 2
 AT_ONCE = 64  # contexts whose widths of chosen arms are computed at once
 
@@ -45,7 +50,7 @@ class PersonalModel:
     >>> prior = PersonalModel.prior(dim=1, arms=2, ridge=1.0)
     >>> x = np.where(np.arange(400) % 2, 1.0, -1.0)
     >>> seen = Observations(contexts=x[:, None], sessions=np.arange(400), arms=np.arange(400) // 2 % 2,
-    ...                     clicked=(x > 0) == (np.arange(400) // 2 % 2 == 0))
+    ...                     positions=np.zeros(400, dtype=np.intp), clicked=(x > 0) == (np.arange(400) // 2 % 2 == 0))
     >>> learned = prior.fold(seen, estimator="laplace").model
     >>> sigmoid(learned.log_odds(np.array([[1.0], [-1.0]]))).round(2)
     array([[0.99, 0.01],
@@ -55,42 +60,69 @@ class PersonalModel:
     name: ClassVar[str] = "personal"
     fields: ClassVar[tuple[str, ...]] = (
         "shared",
+        "positions",
         "own",
-        "tastes",
+        "context_groups.widths",
+        "context_groups.squares",
+        "context_groups.strengths",
+        "ad_groups.widths",
+        "ad_groups.squares",
+        "ad_groups.strengths",
         "precision.features",
-        "precision.shared",
+        "precision.prior",
         "precision.information",
+        "precision.crossing",
+        "precision.inherited",
     )
 
     shared: Floats
+    positions: Floats
     own: Floats
+    groups: Groups
+    ad_groups: Groups
     precision: Hierarchy = field(repr=False)
     #: A factorisation costs far more than a step with an old one.
     reuses_information: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         size, features = self.precision.size, self.precision.features
-        freeze_fields(self, shared=(size, features.shape[1]), own=(len(features), size))
+        shapes = {"shared": (size, features.shape[1]), "own": (len(features), size)}
+        freeze_fields(self, **shapes, positions=(self.precision.positions,))
 
     @classmethod
     def prior(
-        cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, intercept: bool = True
+        cls,
+        *,
+        dim: int,
+        arms: int,
+        ridge: float,
+        features: Floats | None = None,
+        intercept: bool = True,
+        horizon: int = 1,
+        groups: Groups | None = None,
+        ad_groups: Groups | None = None,
     ) -> PersonalModel:
         if not intercept:
             raise InputError("the model personal has an intercept; only additive runs without")
         described = arm_features(arms, features)
-        size, columns = dim + 1, described.shape[1]
-        shared = np.full((size, columns), ridge * dim)
-        shared[0] = INTERCEPT_PRECISION
-        # Features share the variance that one would have, for the reason that contexts do.
-        shared[:, 1:] *= max(1, columns - 1)
+        groups = groups or Groups.vector(dim)
+        ad_groups = ad_groups or Groups.alike([1] * (described.shape[1] - 1))
+        base = np.concatenate([[INTERCEPT_PRECISION], ridge * groups.by_column(groups.first)])
         precision = Hierarchy(
             features=described,
-            shared=np.diag(shared.T.ravel()),
-            own=_own_precision(dim, float(dim)),
-            information=np.zeros((arms, size, size)),
+            prior=_shared_prior(base, ad_groups, ad_groups.first),
+            own=_own_prior(groups, groups.first),
+            information=np.zeros((arms, dim + 1, dim + 1)),
+            crossing=np.zeros((arms, dim + 1, horizon - 1)),
         )
-        return cls(shared=np.zeros((size, columns)), own=np.zeros((arms, size)), precision=precision)
+        return cls(
+            shared=np.zeros(precision.prior.shape),
+            positions=np.zeros(horizon - 1),
+            own=np.zeros((arms, dim + 1)),
+            groups=groups,
+            ad_groups=ad_groups,
+            precision=precision,
+        )
 
     @classmethod
     def certain(cls, coefficients: Floats) -> PersonalModel:
@@ -100,39 +132,59 @@ class PersonalModel:
 
     @classmethod
     def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = True) -> PersonalModel:
-        own, tastes = frozen_array(arrays["own"]), frozen_array(arrays["tastes"], (1,))
+        own = frozen_array(arrays["own"])
         if own.ndim != 2 or own.shape[1] < 2:
             raise InputError("own must be a row of d+1 numbers per arm")
         arms, size = own.shape
-        if tastes[0] <= 0:
-            raise InputError(f"tastes must be above zero, not {tastes[0]}")
         described = frozen_array(arrays["precision.features"])
         if described.ndim != 2 or len(described) != arms or not described.shape[1] or (described[:, 0] != 1).any():
             raise InputError("precision.features must be a row per arm that begins with 1")
-        columns = described.shape[1]
-        shared = frozen_array(arrays["precision.shared"], (size * columns,) * 2)
-        packed = frozen_array(arrays["precision.information"], (arms, size * (size + 1) // 2))
+        groups, strengths = _unpacked_groups(arrays, "context_groups", size - 1)
+        ad_groups, ad_strengths = _unpacked_groups(arrays, "ad_groups", described.shape[1] - 1)
+        positions = frozen_array(arrays["positions"], (len(arrays["positions"]),))
+        base = frozen_array(arrays["precision.prior"], (size,))
+        inherited, count = arrays["precision.inherited"], size * described.shape[1] + len(positions)
         precision = Hierarchy(
             features=described,
-            shared=shared / 2 + shared.T / 2,
-            own=_own_precision(size - 1, float(tastes[0])),
-            information=_unpacked(packed, size),
+            prior=_shared_prior(base, ad_groups, ad_strengths),
+            own=_own_prior(groups, strengths),
+            information=_unpacked(frozen_array(arrays["precision.information"], (arms, size * (size + 1) // 2)), size),
+            crossing=frozen_array(arrays["precision.crossing"], (arms, size * len(positions))).reshape(
+                arms, size, len(positions)
+            ),
+            inherited=_unpacked(frozen_array(inherited, (count * (count + 1) // 2,))[None], count)[0]
+            if len(inherited)
+            else None,
         )
-        model = cls(shared=arrays["shared"], own=own, precision=precision)
-        if not model.precision.is_positive_definite:
+        model = cls(
+            shared=arrays["shared"],
+            positions=positions,
+            own=own,
+            groups=groups,
+            ad_groups=ad_groups,
+            precision=precision,
+        )
+        if not ((precision.prior > 0).all() and model.precision.is_positive_definite):
             raise InputError("the precision is not positive definite")
         return model
 
     def pack(self) -> dict[str, Floats]:
-        precision = self.precision
-        rows, columns = triangle(precision.size)
+        precision, inherited = self.precision, self.precision.inherited
         parts = (
             self.shared,
+            self.positions,
             self.own,
-            np.array([self.tastes]),
+            self.groups.widths.astype(np.float64),
+            self.groups.squares,
+            self.strengths,
+            self.ad_groups.widths.astype(np.float64),
+            self.ad_groups.squares,
+            self.ad_strengths,
             precision.features,
-            precision.shared,
-            precision.information[:, rows, columns],
+            precision.prior[:, 0],
+            precision.information[:, *triangle(precision.size)],
+            precision.crossing.reshape(self.arms, precision.size * precision.positions),
+            np.zeros(0) if inherited is None else inherited[triangle(len(inherited))],
         )
         return dict(zip(self.fields, parts, strict=True))
 
@@ -152,9 +204,19 @@ class PersonalModel:
         return len(self.own)
 
     @property
-    def tastes(self) -> float:
-        """λ_t, the precision of own tastes: the higher, the less users differ in what they like."""
-        return float(self.precision.own[1])
+    def strengths(self) -> Floats:
+        """λ_g, the precision of tastes by feature of contexts, (G,): the higher, the less the feature matters."""
+        return np.asarray(self.precision.own[1 + _firsts(self.groups)])
+
+    @property
+    def ad_strengths(self) -> Floats:
+        """The factor on the precisions of Γ for each feature of arms, (A,): the higher, the less the feature says."""
+        prior = self.precision.prior[0]
+        return np.asarray(prior[1 + _firsts(self.ad_groups)] / prior[0])
+
+    @property
+    def position_effects(self) -> Floats:
+        return np.concatenate([[0.0], self.positions])
 
     @cached_property
     def heads_of_arms(self) -> Floats:
@@ -197,70 +259,87 @@ class PersonalModel:
         return PersonalHeads(self, shown, dtype)
 
     def draws(self, generator: np.random.Generator, count: int) -> Iterator[PersonalModel]:
-        for shared, own in self.precision.draws(generator, count):
-            yield PersonalModel(shared=self.shared + shared, own=self.own + own, precision=self.precision)
+        for drawn in self.precision.draws(generator, count):
+            yield self.updated(tuple(map(np.add, self.coefficients, drawn)), self.precision)
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit[PersonalModel]:
-        """Learn from answered displays by the estimator called `estimator`, then how strong tastes are."""
-        model, steps = estimate(self, data, estimator=estimator)
-        if len(data):
-            for _ in range(EVIDENCE_STEPS):
-                model = model._with_tastes(model._evident_tastes())
-        return Fit(model=model, steps=steps)
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[PersonalModel]:
+        """Learn from displays by the estimator called `estimator`, then how strong features are."""
+        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting, changes=changes)
+        return Fit(model=model, steps=steps, kept=kept)
 
-    def _evident_tastes(self) -> float:
-        """Return λ_t by one fixed-point step on its evidence: (γ_t + 1) / (Σ‖v_k[1:]‖² + 1/d)."""
-        known = float((1 - self.tastes * self.precision.own_variances[:, 1:]).sum())
-        length = float((self.own[:, 1:] ** 2).sum())
-        tastes = (known + 1) / (length + 1 / self.dim)
-        if not np.isfinite(tastes):
-            raise EstimationError("the strength of tastes is not finite")
-        return min(max(tastes, WEAKEST * self.dim), STRONGEST * self.dim)
+    def strengthened(self) -> PersonalModel:
+        model = self
+        for _ in range(EVIDENCE_STEPS):
+            model = model._with_strengths(model._evident(), model._evident_of_ads())
+        return model
 
-    def _with_tastes(self, tastes: float) -> PersonalModel:
-        """Return the belief under another prior of tastes: what displays have said stays, the mean is solved again."""
-        if tastes == self.tastes:
-            return self
-        natural = self.precision.times(self.shared, self.own)
-        precision = self.precision.with_own(_own_precision(self.dim, tastes))
-        shared, own = precision.solve(*natural)
-        return PersonalModel(shared=shared, own=own, precision=precision)
+    def _evident(self) -> Floats:
+        """Return λ_g by one fixed-point step on its evidence, (γ_g + 1) / (Σ_k ‖v_k[g]‖² + 1/(G q_g)), (G,)."""
+        known = self.groups.sums((1 - self.precision.own[1:] * self.precision.own_variances[:, 1:]).sum(axis=0))
+        return _bounded(known, self.groups.sums((self.own[:, 1:] ** 2).sum(axis=0)), self.groups)
+
+    def _evident_of_ads(self) -> Floats:
+        """Return the same for features of arms, of which all coefficients are in Γ, (A,)."""
+        prior = self.precision.prior[:, 1:]
+        known = self.ad_groups.sums((1 - prior * self.precision.shared_variances[0][:, 1:]).sum(axis=0))
+        base = self.precision.prior[:, :1]
+        return _bounded(known, self.ad_groups.sums((base * self.shared[:, 1:] ** 2).sum(axis=0)), self.ad_groups)
+
+    def _with_strengths(self, strengths: Floats, ad_strengths: Floats) -> PersonalModel:
+        """Return the belief under another prior: what displays have said stays, the mean is solved again."""
+        base = self.precision.prior[:, 0]
+        precision = self.precision.with_prior(
+            _shared_prior(base, self.ad_groups, ad_strengths), _own_prior(self.groups, strengths)
+        )
+        return self.updated(precision.solve(*self._said()), precision)
+
+    def _said(self) -> Coefficients:
+        """Return what displays alone have said: A θ̂, as the mean of the prior is 0."""
+        return self.precision.times(*self.coefficients)
 
     @property
     def coefficients(self) -> Coefficients:
-        return self.shared, self.own
+        return self.shared, self.positions, self.own
 
     def by_arm(self, data: Displays) -> ByArm:
-        return ByArm(inputs(data.contexts), sessions=data.sessions, arms=data.arms)
+        positions = np.minimum(data.positions, len(self.positions))
+        return ByArm(inputs(data.contexts), sessions=data.sessions, arms=data.arms, positions=positions)
 
     def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
-        return data.products(self.precision.coefficients(*coefficients))
+        shared, positions, own = coefficients
+        effects = np.concatenate([[0.0], positions])
+        return np.asarray(data.products(self.precision.coefficients(shared, own)) + effects[data.positions])
 
     def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
         own = data.sums(slopes, arms=self.arms)
-        return own.T @ self.precision.features, own
+        by_position = np.bincount(data.positions, weights=slopes, minlength=len(self.positions) + 1)
+        return own.T @ self.precision.features, np.asarray(by_position[1:], dtype=np.float64), own
 
     def information(self, data: ByArm, weights: Floats) -> Hierarchy:
         return self.precision.plus(data, weights)
 
     def updated(self, coefficients: Coefficients, precision: Hierarchy) -> PersonalModel:
-        return PersonalModel(shared=coefficients[0], own=coefficients[1], precision=precision)
+        shared, positions, own = coefficients
+        return replace(self, shared=shared, positions=positions, own=own, precision=precision)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
         gradient = self.gradient(self.by_arm(shown), slopes)
         direction = self.precision.solve(*gradient)
         return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
-    def forget(self, keep: float, *, ridge: float) -> PersonalModel:
-        return replace(self, precision=self.precision.faded(keep))
+    def forget(self, keep: float) -> PersonalModel:
+        faded = self.precision.faded(keep)
+        return self.updated(faded.solve(*[keep * part for part in self._said()]), faded)
 
-    def with_arms(self, count: int, *, ridge: float, features: Floats | None = None) -> PersonalModel:
+    def with_arms(self, count: int, *, features: Floats | None = None) -> PersonalModel:
         added = arm_features(count, features)
         described = np.concatenate([self.precision.features, added])
         own = np.concatenate([self.own, np.zeros((count, self.precision.size))])
-        return PersonalModel(shared=self.shared, own=own, precision=self.precision.with_features(described))
+        return replace(self, own=own, precision=self.precision.with_features(described))
 
     def with_features(self, features: Floats) -> PersonalModel:
         described = arm_features(self.arms, features)
@@ -268,10 +347,17 @@ class PersonalModel:
             return self
         precision = self.precision.with_features(described)
         own = self.heads_of_arms - precision.coefficients(self.shared, np.zeros(self.own.shape))
-        return PersonalModel(shared=self.shared, own=own, precision=precision)
+        return replace(self, own=own, precision=precision)
+
+    def with_horizon(self, horizon: int) -> PersonalModel:
+        more = max(0, horizon - 1 - len(self.positions))
+        if not more:
+            return self
+        positions = np.concatenate([self.positions, np.zeros(more)])
+        return replace(self, positions=positions, precision=self.precision.with_positions(len(positions)))
 
     def choose_arms(self, arms: Sequence[int]) -> PersonalModel:
-        return PersonalModel(shared=self.shared, own=self.own[list(arms)], precision=self.precision.choose_arms(arms))
+        return replace(self, own=self.own[list(arms)], precision=self.precision.choose_arms(arms))
 
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -292,12 +378,11 @@ class PersonalModel:
 
     @property
     def effect_deviations(self) -> Floats:
-        variances = (self.precision.whitening**2).sum(axis=0)
-        return np.asarray(np.sqrt(variances[1 : self.precision.size]))
+        return np.asarray(np.sqrt(self.precision.shared_variances[0][1:, 0]))
 
     @property
     def norm(self) -> float:
-        return float(np.hypot(np.linalg.norm(self.shared), np.linalg.norm(self.own)))
+        return float(np.sqrt(inner(self.coefficients, self.coefficients)))
 
     @property
     def smallest_eigenvalue(self) -> float:
@@ -359,10 +444,34 @@ def triangle(size: int) -> tuple[Ints, Ints]:
     return np.triu_indices(size)
 
 
-def _own_precision(dim: int, tastes: float) -> Floats:
-    own = np.full(dim + 1, tastes)
-    own[0] = INTERCEPT_PRECISION
-    return own
+def _firsts(groups: Groups) -> Ints:
+    """Return the first column of each feature."""
+    return np.cumsum(groups.widths) - groups.widths
+
+
+def _own_prior(groups: Groups, strengths: Floats) -> Floats:
+    """Return the diagonal of Λ, (n,)."""
+    return np.concatenate([[INTERCEPT_PRECISION], groups.by_column(strengths)])
+
+
+def _shared_prior(base: Floats, ad_groups: Groups, strengths: Floats) -> Floats:
+    """Return the diagonal of Λ_Γ, (n, m), from its first column."""
+    return np.asarray(np.multiply.outer(base, np.concatenate([[1.0], ad_groups.by_column(strengths)])))
+
+
+def _bounded(known: Floats, lengths: Floats, groups: Groups) -> Floats:
+    strengths = (known + 1) / (lengths + 1 / groups.first)
+    if not np.isfinite(strengths).all():
+        raise EstimationError("the strength of a feature is not finite")
+    return np.asarray(np.clip(strengths, LEAST * groups.squares, MOST * groups.first))
+
+
+def _unpacked_groups(arrays: Mapping[str, Floats], part: str, columns: int) -> tuple[Groups, Floats]:
+    widths, squares = (frozen_array(arrays[f"{part}.{name}"]) for name in ("widths", "squares"))
+    strengths = frozen_array(arrays[f"{part}.strengths"], squares.shape)
+    if widths.sum() != columns or (widths % 1).any() or (strengths <= 0).any():
+        raise InputError(f"{part}: the features must have {columns} columns, and strengths above zero")
+    return Groups(widths=widths.astype(np.intp), squares=squares), strengths
 
 
 def _unpacked(packed: Floats, size: int) -> Floats:

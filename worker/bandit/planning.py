@@ -2,11 +2,12 @@
 
 With repeats (the paper), V_{H+1} = 0 and for h = H … 1
 
-    Q_h(k) = V_{h+1} + f_k (e_k − V_{h+1})        V_h = max_k Q_h(k)
+    Q_h(k) = f_kh e_k + (1 − f_kh) s_kh V_{h+1}        V_h = max_k Q_h(k)
 
-The greedy arm is the argmax of Q_h, the optimistic one that of Q_h plus a bonus (docs/math.md §3). Both need only the
-continuation values V of the greedy plan, so positions are independent given V. Without repeats see `ordering.py`. With
-answer rates, both Q_h and the bonus are multiplied by the rate of the display (`answers.py`).
+where s_kh is the share of the users without a click who go on (`answers.py`), 1 in the paper, and f_kh depends on the
+position through the model's effects of positions. The greedy arm is the argmax of Q_h, the optimistic one that of Q_h
+plus a bonus (docs/math.md §3). Both need only the continuation values V of the greedy plan, so positions are
+independent given V. Without repeats see `ordering.py`.
 
 Rules that hold in this file:
 
@@ -26,10 +27,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from worker.bandit.answers import AnswerRates
+from worker.bandit.answers import AnswerRates, Cascade
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, check_rewards, sigmoid
-from worker.bandit.bonuses import Bonus
-from worker.bandit.click_model import ClickModel
+from worker.bandit.bonuses import Bonus, Spread
+from worker.bandit.click_model import ClickModel, Truth
 from worker.errors import InputError
 
 ELEMENTS = 1 << 18  # contexts × arms that are planned at once: fewer cost more calls, more leave the cache
@@ -70,7 +71,8 @@ class Planner:
     horizon : the most displays H in a session
     active : (K,) of bool, the arms that may be shown; all by default
     repeats : whether a session may show an arm twice
-    answers : how likely each display is answered; every one is by default
+    answers : how likely users who do not click go on; everybody does by default
+    arm_keys : (K,), a stable number for each arm, by which optimism is spread (`policies.py`); its index by default
     dtype : float32 for serving, float64 for checks
 
     Examples
@@ -92,6 +94,7 @@ class Planner:
         active: NDArray[np.bool_] | None = None,
         repeats: bool = True,
         answers: AnswerRates | None = None,
+        arm_keys: NDArray[np.uint32] | None = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         if horizon < 1:
@@ -112,7 +115,10 @@ class Planner:
         self._rewards = self.rewards[self.shown].astype(self.dtype)
         self.heads = model.heads(self.shown, self.dtype)
         self.answers = None if answers is None or answers.are_all_one else answers
-        self._answers = None if self.answers is None else self.answers.of_arms(self.shown).astype(self.dtype)
+        self.cascade = Cascade.of(model.position_effects, answers, shown=self.shown, horizon=self.horizon)
+        self._cascade = self.cascade.astype(self.dtype)
+        keys = np.arange(model.arms, dtype=np.uint32) if arm_keys is None else arm_keys
+        self.arm_keys = keys[self.shown]
 
     def masked(self, excluded: Exclusions | None) -> Masked | None:
         """Turn exclusions per row into kernel columns; None if there are none."""
@@ -145,21 +151,27 @@ class Planner:
         for rows in self.slices(contexts):
             chances = self.heads.probabilities(contexts[rows])
             holes = None if masked is None else masked.within(rows)
-            gains = np.empty_like(chances)
             for h in range(self.horizon - 1, -1, -1):
-                ahead = values[rows, h + 1]
-                np.subtract(self._rewards, ahead[:, None], out=gains)
-                gains *= chances
-                if self._answers is not None:  # Q_h − V_{h+1} from Q_h = rate · (V_{h+1} + f (e − V_{h+1}))
-                    gains += ahead[:, None]
-                    gains *= self._answers[h]
-                    gains -= ahead[:, None]
-                arms[rows, h], gain = self._best(gains, holes)
-                values[rows, h] = ahead + np.where(arms[rows, h] == NO_ARM, 0, gain)
+                ahead = self._cascade.ahead(values[rows, h + 1], h)
+                gains = self._rewards - ahead
+                gains *= self._cascade.chances(chances, h)
+                if self._cascade.rates is not None:
+                    gains += ahead
+                arms[rows, h], best = self._best(gains, holes)
+                kept = values[rows, h + 1]
+                best = best if self._cascade.rates is not None else kept + best
+                values[rows, h] = np.where(arms[rows, h] == NO_ARM, kept, best)
         return GreedyPlan(arms, values)
 
     def optimistic(
-        self, contexts: Floats, continuations: Array, *, beta: float, bonus: Bonus, masked: Masked | None = None
+        self,
+        contexts: Floats,
+        continuations: Array,
+        *,
+        beta: float,
+        bonus: Bonus,
+        masked: Masked | None = None,
+        spread: Spread | None = None,
     ) -> Ints:
         """Return argmax_k of Q_h(k) + bonus for each row and step: continuations (n, steps+1) → (n, steps)."""
         arms = np.full((len(contexts), continuations.shape[1] - 1), NO_ARM, dtype=np.intp)
@@ -167,7 +179,8 @@ class Planner:
             chances, widths = self.heads.probabilities(contexts[rows]), self.heads.widths(contexts[rows])
             widths *= beta
             holes = None if masked is None else masked.within(rows)
-            steps = bonus.scores(chances, widths, self._rewards, continuations[rows], self._answers)
+            factors = None if spread is None else spread.factors(rows, self.arm_keys, self.dtype)
+            steps = bonus.scores(chances, widths, self._rewards, continuations[rows], self._cascade, factors)
             for h, scores in enumerate(steps):
                 arms[rows, h], _ = self._best(scores, holes)
         return arms
@@ -182,14 +195,31 @@ class Planner:
 
     def slate_values(self, contexts: Floats, arms: Ints) -> Floats:
         """Return the estimated revenue from each position on, in float64: arms (n, H) → (n, H)."""
-        rates = None if self.answers is None else self.answers.of_slates(arms)
-        return values_of_slates(sigmoid(self.model.log_odds_of(contexts, arms)), self.rewards[arms], rates)
+        return slate_values(self.model, self.rewards, contexts, arms, self.answers)
 
 
-def values_of_slates(chances: Floats, rewards: Floats, answers: Floats | None = None) -> Floats:
+def slate_chances(model: Truth, contexts: Floats, arms: Ints) -> Floats:
+    """Return the click probability of each display of slates, 0 where there is no arm: (n, d), (n, H) → (n, H)."""
+    effects = model.position_effects
+    later = np.minimum(np.arange(arms.shape[1]), len(effects) - 1)
+    return sigmoid(model.log_odds_of(contexts, arms) + effects[later])
+
+
+def slate_values(
+    model: Truth, rewards: Floats, contexts: Floats, arms: Ints, answers: AnswerRates | None = None
+) -> Floats:
+    """Return the expected revenue of slates under a model from each position on: arms (n, H) → (n, H).
+
+    NO_ARM is never clicked, and neither is the index K if `rewards` has an entry for it.
+    """
+    rates = None if answers is None else answers.of_slates(arms)
+    return values_of_slates(slate_chances(model, contexts, arms), rewards[arms], rates)
+
+
+def values_of_slates(chances: Floats, rewards: Floats, rates: Floats | None = None) -> Floats:
     """Return the expected revenue of slates from each position on: (n, H), (n, H) → (n, H).
 
-    `answers` (n, H) are the answer rates of the displays, 1 without.
+    `rates` (n, H) are the shares of the users without a click who go on, 1 without.
 
     >>> values_of_slates(np.array([[0.5, 0.5]]), np.array([[2.0, 1.0]]))
     array([[1.25, 0.5 ]])
@@ -197,24 +227,23 @@ def values_of_slates(chances: Floats, rewards: Floats, answers: Floats | None = 
     values = np.zeros_like(chances)
     ahead = np.zeros(len(chances))
     for h in range(chances.shape[1] - 1, -1, -1):
+        if rates is not None:
+            ahead = ahead * rates[:, h]
         ahead = ahead + chances[:, h] * (rewards[:, h] - ahead)
-        if answers is not None:
-            ahead = ahead * answers[:, h]
         values[:, h] = ahead
     return values
 
 
-def optimal_values(chances: Floats, rewards: Floats, horizon: int, answers: Floats | None = None) -> Floats:
+def optimal_values(chances: Floats, rewards: Floats, horizon: int, cascade: Cascade | None = None) -> Floats:
     """Return V_1 … V_H of the best slates with repeats when probabilities are given: (n, K) → (n, H), float64.
 
-    `answers` (H, K) are the answer rates of each arm at each position, 1 without.
+    Probabilities are those of the first position.
     """
+    cascade = cascade or Cascade()
     values = np.zeros((len(chances), horizon))
-    ahead = np.zeros(len(chances))
+    best = np.zeros(len(chances))
     for h in range(horizon - 1, -1, -1):
-        if answers is None:
-            ahead = ahead + (chances * (rewards - ahead[:, None])).max(axis=1)
-        else:
-            ahead = (answers[h] * (ahead[:, None] + chances * (rewards - ahead[:, None]))).max(axis=1)
-        values[:, h] = ahead
+        ahead = cascade.ahead(best, h)
+        best = (ahead + cascade.chances(chances, h) * (rewards - ahead)).max(axis=1)
+        values[:, h] = best
     return values

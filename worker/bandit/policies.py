@@ -2,7 +2,7 @@
 
 A policy is a small value with one verb, `slates(planner, contexts, …)`; to add one, write a class and a line in
 `POLICIES`. Chance enters as an argument: `uniforms` (n, H, 2) in [0, 1), from a generator in an experiment, from a
-stable hash of the session on a stream.
+stable hash of the session on a stream. So do `keys` (n,), by which sessions spread their optimism.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.bandit.bonuses import CURVE, Bonus, PaperBonus, bonus_named
+from worker.bandit.bonuses import CURVE, Bonus, PaperBonus, Spread, bonus_named
 from worker.bandit.ordering import greedy_slates, optimistic_slates
 from worker.bandit.planning import Masked, Planner
 from worker.errors import InputError
+
+Keys = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +51,7 @@ class Exploration:
 
     beta: float = 1.5
     bonus: Bonus = CURVE
+    spread: float = 0.0
     epsilon: float = 0.1
     budget: int | None = None
     thresholds: tuple[float, ...] | None = None
@@ -78,9 +81,14 @@ class Policy(ABC):
 
     @abstractmethod
     def slates(
-        self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
+        self,
+        planner: Planner,
+        contexts: Floats,
+        masked: Masked | None = None,
+        uniforms: Floats | None = None,
+        keys: Keys | None = None,
     ) -> Slates:
-        """Plan contexts (n, d)."""
+        """Plan contexts (n, d). Optimism is spread by `keys` (n,), stable numbers of the sessions, if there are any."""
 
 
 def _required(uniforms: Floats | None) -> Floats:
@@ -97,7 +105,12 @@ class Greedy(Policy):
     name: ClassVar[str] = "greedy"
 
     def slates(
-        self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
+        self,
+        planner: Planner,
+        contexts: Floats,
+        masked: Masked | None = None,
+        uniforms: Floats | None = None,
+        keys: Keys | None = None,
     ) -> Slates:
         return Slates.certain(greedy_arms(planner, contexts, masked), False)
 
@@ -129,21 +142,39 @@ class Ucbbp(Policy):
 
     beta: float
     bonus: Bonus = CURVE
+    spread: float = 0.0
 
     def slates(
-        self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
+        self,
+        planner: Planner,
+        contexts: Floats,
+        masked: Masked | None = None,
+        uniforms: Floats | None = None,
+        keys: Keys | None = None,
     ) -> Slates:
         if not planner.repeats:
-            arms = optimistic_slates(planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked)
+            spread = _spread(self.spread, keys)
+            arms = optimistic_slates(planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked, spread=spread)
             return Slates.certain(arms, True)
-        _, exploring = self.both(planner, contexts, masked)
+        _, exploring = self.both(planner, contexts, masked, keys)
         return Slates.certain(exploring, True)
 
-    def both(self, planner: Planner, contexts: Floats, masked: Masked | None) -> tuple[Ints, Ints]:
+    def both(self, planner: Planner, contexts: Floats, masked: Masked | None, keys: Keys | None) -> tuple[Ints, Ints]:
         """Return the greedy and the optimistic arms (with repeats): (n, H) each."""
         plan = planner.greedy(contexts, masked)
-        optimistic = planner.optimistic(contexts, plan.continuations, beta=self.beta, bonus=self.bonus, masked=masked)
+        optimistic = planner.optimistic(
+            contexts,
+            plan.continuations,
+            beta=self.beta,
+            bonus=self.bonus,
+            masked=masked,
+            spread=_spread(self.spread, keys),
+        )
         return plan.arms, optimistic
+
+
+def _spread(share: float, keys: Keys | None) -> Spread | None:
+    return None if not share or keys is None else Spread(share=share, keys=keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +193,7 @@ class Aucbbp(Policy):
 
     beta: float
     bonus: Bonus = CURVE
+    spread: float = 0.0
     budget: int | None = None
     thresholds: tuple[float, ...] | None = None
     ties: tuple[float, ...] | None = None
@@ -176,15 +208,20 @@ class Aucbbp(Policy):
         return self.ties is not None and any(share < 1 for share in self.ties)
 
     def slates(
-        self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
+        self,
+        planner: Planner,
+        contexts: Floats,
+        masked: Masked | None = None,
+        uniforms: Floats | None = None,
+        keys: Keys | None = None,
     ) -> Slates:
         if self.thresholds is not None and len(self.thresholds) != planner.horizon:
             raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
-        optimist = Ucbbp(beta=self.beta, bonus=self.bonus)
+        optimist = Ucbbp(beta=self.beta, bonus=self.bonus, spread=self.spread)
         if planner.repeats:
-            greedy, exploring = optimist.both(planner, contexts, masked)
+            greedy, exploring = optimist.both(planner, contexts, masked, keys)
         else:
-            exploring = optimist.slates(planner, contexts, masked).arms
+            exploring = optimist.slates(planner, contexts, masked, keys=keys).arms
             greedy = greedy_slates(planner, contexts, masked)
         scores = exploration_scores(planner, contexts, exploring)
         # Without repeats two slates cannot be mixed: the first position decides for all.
@@ -216,7 +253,12 @@ class MyopicUcb(Policy):
     bonus: Bonus = CURVE
 
     def slates(
-        self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
+        self,
+        planner: Planner,
+        contexts: Floats,
+        masked: Masked | None = None,
+        uniforms: Floats | None = None,
+        keys: Keys | None = None,
     ) -> Slates:
         last = np.zeros((len(contexts), 2), dtype=planner.dtype)  # V of the last position and after it
         slates = np.empty((len(contexts), 0), dtype=np.intp)
@@ -257,7 +299,12 @@ class EpsilonGreedy(Policy):
     epsilon: float
 
     def slates(
-        self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
+        self,
+        planner: Planner,
+        contexts: Floats,
+        masked: Masked | None = None,
+        uniforms: Floats | None = None,
+        keys: Keys | None = None,
     ) -> Slates:
         coins = _required(uniforms)
         best = greedy_arms(planner, contexts, masked)
@@ -280,7 +327,12 @@ class Random(Policy):
     draws: ClassVar[bool] = True
 
     def slates(
-        self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
+        self,
+        planner: Planner,
+        contexts: Floats,
+        masked: Masked | None = None,
+        uniforms: Floats | None = None,
+        keys: Keys | None = None,
     ) -> Slates:
         return random_slates(planner, len(contexts), _required(uniforms)[:, :, 1], masked)
 
@@ -361,7 +413,12 @@ class RoundRobin(Policy):
     stays: Callable[[Ints], NDArray[np.bool_]] | None = None
 
     def slates(
-        self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
+        self,
+        planner: Planner,
+        contexts: Floats,
+        masked: Masked | None = None,
+        uniforms: Floats | None = None,
+        keys: Keys | None = None,
     ) -> Slates:
         if masked is not None:
             raise InputError("round-robin serves experiments, which exclude no arms")

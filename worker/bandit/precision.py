@@ -151,6 +151,11 @@ class Precision:
 
         return smallest_eigenvalue(solve, self.dim + len(self.arms))
 
+    @cached_property
+    def log_determinant(self) -> float:
+        """The logarithm of the determinant of A."""
+        return float(np.log(self.arms).sum() - 2 * np.log(np.diagonal(self.whitening)).sum())
+
     @property
     def is_positive_definite(self) -> bool:
         """Whether every direction carries information; false instead of an error."""
@@ -179,6 +184,13 @@ class Precision:
             cross=np.vstack([self.cross, np.zeros((count, self.dim))]),
             arms=np.concatenate([self.arms, np.full(count, float(ridge))]),
         )
+
+    def with_columns(self, prior: Floats) -> Precision:
+        """Append columns of the context block of which nothing is known but their prior precision."""
+        more = (0, len(prior))
+        context = np.pad(self.context, (more, more))
+        context[len(self.context) :, len(self.context) :] = np.diag(prior)
+        return Precision(context=context, cross=np.pad(self.cross, ((0, 0), more)), arms=self.arms)
 
     def choose_arms(self, arms: Sequence[int]) -> Precision:
         """Return the information about the context and these arms alone; the other arms are integrated out."""

@@ -11,7 +11,7 @@ import numpy as np
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats
 from worker.bandit.click_model import Observations
-from worker.bandit.dense import around
+from worker.bandit.learning import AUTO
 from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp
@@ -60,7 +60,8 @@ class Scene:
         scene = cls(size=size, world=world, belief=prior, generator=generator)
         learned = prior.fold(scene.episode(sessions), estimator="laplace").model
         # The true biases all differ, as in a late estimate; after one episode most are still tied.
-        return replace(scene, belief=around(learned, world.truth))
+        late = learned.updated((world.truth.effects, world.truth.biases), learned.precision)
+        return replace(scene, belief=late)
 
     def episode(self, sessions: int) -> Observations:
         """Show all arms in turn to new users, and return their answers."""
@@ -73,12 +74,14 @@ class Scene:
             contexts=contexts,
             sessions=rows,
             arms=slates[rows, positions],
+            positions=positions,
             clicked=(positions == clicked[rows]).astype(np.float64),
         )
 
     def tastes(self, *, sessions: int = 2_000) -> PersonalModel:
         """Return the belief of the personal model after one episode of round-robin."""
-        prior = PersonalModel.prior(dim=self.size.dim, arms=self.size.arms, ridge=1.0)
+        size = self.size
+        prior = PersonalModel.prior(dim=size.dim, arms=size.arms, ridge=1.0, horizon=size.horizon)
         return prior.fold(self.episode(sessions), estimator="laplace").model
 
     def planner(self, belief: AdditiveModel | PersonalModel) -> Planner:
@@ -96,19 +99,20 @@ def measure(*, quick: bool = False) -> Iterator[Figure]:
     rounds = (40, 12, 5) if not quick else (1, 1, 1)
     for size, most, count in zip((SMALL, medium, large), (5, 80, None), rounds, strict=True):
         yield _planning(size, most, count)
-    for size, most, count in zip((SMALL, medium, large), (40, 400, None), (7, 5, 1), strict=True):
+    for size, most, count in zip((SMALL, medium, large), (80, 1_200, None), (7, 5, 1), strict=True):
         yield _closing(size, most, 1 if quick else count)
 
 
 def _planning(size: Size, most: float | None, rounds: int) -> Figure:
     """Measure the time per session of the personal model, and of the additive one, in large and small batches."""
-    scene, policy = Scene.of(size), Ucbbp(beta=BETA)
+    scene, policy = Scene.of(size), Ucbbp(beta=BETA, spread=1.0)
     contexts, additive, personal = scene.contexts(), scene.planner(scene.belief), scene.planner(scene.tastes())
+    keys = np.arange(BATCH, dtype=np.uint32)
     seconds = fastest(
         {
-            "personal": lambda: policy.slates(personal, contexts),
-            "additive": lambda: policy.slates(additive, contexts),
-            "few": lambda: policy.slates(personal, contexts[:FEW]),
+            "personal": lambda: policy.slates(personal, contexts, keys=keys),
+            "additive": lambda: policy.slates(additive, contexts, keys=keys),
+            "few": lambda: policy.slates(personal, contexts[:FEW], keys=keys[:FEW]),
         },
         rounds=rounds,
     )
@@ -120,6 +124,6 @@ def _planning(size: Size, most: float | None, rounds: int) -> Figure:
 def _closing(size: Size, most: float | None, rounds: int) -> Figure:
     scene = Scene.of(size)
     belief, data = scene.tastes(), scene.episode(SESSIONS)
-    seconds = fastest({"fold": lambda: belief.fold(data, estimator="laplace")}, rounds=rounds)["fold"]
-    detail = f"{SESSIONS:,} sessions, {len(data):,} displays; the strength of tastes included"
+    seconds = fastest({"fold": lambda: belief.fold(data, estimator="laplace", forgetting=AUTO)}, rounds=rounds)["fold"]
+    detail = f"{SESSIONS:,} sessions, {len(data):,} displays; strengths, positions and what to forget included"
     return Figure(f"closing an episode, personal, {size}", seconds * 1e3, "ms", most=most, detail=detail)

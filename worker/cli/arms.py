@@ -36,7 +36,7 @@ SHOWN = 200
 
 
 def listing(options: argparse.Namespace) -> int:
-    """Show all arms, with answer rates and features."""
+    """Show all arms, with the share of users who go on after them, and features."""
     newest = control(options).history()[-1]
     features = newest.settings.features
     names = [] if features is None else [feature.name for feature in features.ads]
@@ -51,14 +51,14 @@ def listing(options: argparse.Namespace) -> int:
             row += [f"{rates[index]:.1%}{' (lowest)' if index == lowest else ''}", f"{displays[index]:,.0f}"]
         arms.append(document)
         rows.append([*row, *_shown(arm, names)])
-    answered = ["answered", "displays"] if rates else []
+    answered = ["go on", "without a click"] if rates else []
     shown = table(["arm", "reward", "state", *answered, *names], rows)
     write_result(options.json, {"version": newest.version, "arms": arms}, shown)
     return 0
 
 
 def _lowest(newest: Parameters) -> int | None:
-    """Return the active ad whose displays are answered least; None if there is no such difference."""
+    """Return the active ad after which fewest users go on; None if there is no such difference."""
     if newest.rates is None:
         return None
     rates = {index: float(newest.rates.arms[index]) for index, arm in enumerate(newest.arms) if arm.active}

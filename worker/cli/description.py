@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from worker.bandit.arrays import sigmoid
+from worker.bandit.learning import AUTO
 from worker.bandit.personal import PersonalModel
 from worker.console import table
 from worker.stream.chance import ALL
+from worker.stream.contexts import SCALES
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
+from worker.stream.strengths import strengths
 from worker.stream.tastes import AdProfile, Taste, context_columns
 
 TOP = 15  # rows of a table; --json has all
 #: What is shown of a version as it is.
 FACTS = (
     *("version", "sha256", "parent_sha256", "effective_at", "made_at", "window_end", "frozen"),
-    *("folds", "observations", "explore_budget", "expected_sessions"),
+    *("folds", "clock", "kept", "observations", "explore_budget", "expected_sessions"),
 )
 
 
@@ -32,9 +36,10 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "learn_shares": parameters.shares._asdict(),
         "parameter_norm": model.norm,
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
-        "tastes": model.tastes if isinstance(model, PersonalModel) else None,
+        "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
+        "position_effects": model.position_effects.tolist(),
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
-        "standardisation": None if parameters.standardisation is None else asdict(parameters.standardisation),
+        "standardisation": _scales(parameters),
         "settings": _settings(parameters),
         "context": list(context_columns(parameters)),
         "theta_context": model.effects.tolist(),
@@ -55,6 +60,11 @@ def describe(parameters: Parameters) -> dict[str, Any]:
     }
 
 
+def _scales(parameters: Parameters) -> dict[str, Any] | None:
+    known = parameters.standardisation
+    return None if known is None else {name: getattr(known, name) for name in SCALES}
+
+
 def _settings(parameters: Parameters) -> dict[str, Any]:
     settings = parameters.settings
     plain = {name: getattr(settings, name) for name in SETTINGS}
@@ -63,7 +73,7 @@ def _settings(parameters: Parameters) -> dict[str, Any]:
 
 def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> str:
     """Return a version for people: its model, and its best arms."""
-    settings = details["settings"]
+    settings, effects = details["settings"], details["position_effects"]
     span = str(kept[0]) if len(kept) == 1 else f"{kept[0]} to {kept[-1]}"
     best = sorted(details["arms"], key=lambda arm: -arm["probability"] * arm["reward"])
     rows = [
@@ -82,11 +92,14 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         f"version {details['version']}  {details['sha256'][:16]}…  {'frozen' if details['frozen'] else 'learning'}",
         f"  {details['folds']} folds, {details['observations']} observations; the workers keep {span}",
         f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
-        f"  model {_model(details)}; ‖θ‖ {details['parameter_norm']:.4g}",
-        f"  answers {_answers(details)}; contexts {_contexts(parameters)}",
+        f"  model {_model(details)}; ‖θ‖ {details['parameter_norm']:.4g}; contexts {_contexts(parameters)}",
+        *_features(details["features"]),
+        f"  users without a click go on: {_going_on(details)}",
+        *([f"  clicks by position: odds × {_listed(np.exp(effects))}"] if any(effects) else []),
+        f"  forgetting {_forgetting(details)}",
         *([f"  {_shares(details)}"] if parameters.shares != ALL else []),
         "",
-        table(["arm", "reward", "active", "click at x=0", "log-odds", "± deviation", "answered"], rows),
+        table(["arm", "reward", "active", "click at x=0", "log-odds", "± deviation", "go on"], rows),
     ]
     more = [f"… and {len(best) - TOP} more (--json - has all)"] if len(best) > TOP else []
     return "\n".join([*lines, *more])
@@ -94,16 +107,36 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
 
 def _model(details: dict[str, Any]) -> str:
     settings = details["settings"]
-    if details["tastes"] is not None:
-        return f"{settings['model']}, strength of tastes λ_t {details['tastes']:.4g} (the higher, the weaker)"
     return settings["model"] if settings["intercept"] else f"{settings['model']} without an intercept"
 
 
-def _answers(details: dict[str, Any]) -> str:
+def _features(strengths: list[dict[str, Any]]) -> list[str]:
+    """Return which features decide between ads, and which of ads say how they are clicked, a line each."""
+    lines = []
+    for of, words in (("context", "what decides between ads"), ("ad", "features of ads that matter")):
+        some = [one for one in strengths if one["of"] == of]
+        more = f" and {len(some) - TOP} more" if len(some) > TOP else ""
+        named = ", ".join(f"{one['feature']} {one['word']} ({one['strength']:.2f})" for one in some[:TOP])
+        lines += [f"  {words}: {named}{more}"] if some else []
+    return lines
+
+
+def _going_on(details: dict[str, Any]) -> str:
     rates = details["position_answer_rates"]
-    if rates is None:
-        return "not learned: all displays count as answered"
-    return f"learned, by position × {', '.join(f'{rate:.3f}' for rate in rates)}"
+    return "all (not learned)" if rates is None else f"by position × {_listed(rates)}"
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:.3f}" for number in numbers)
+
+
+def _forgetting(details: dict[str, Any]) -> str:
+    setting, kept = details["settings"]["forgetting"], details["kept"]
+    if setting != AUTO:
+        return f"{setting:g} per window"
+    return f"{setting}: " + (
+        "the last fold kept all" if kept == 1 else f"change noticed, older sessions count {kept:g}"
+    )
 
 
 def _shares(details: dict[str, Any]) -> str:
@@ -163,10 +196,18 @@ def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
             for name in one["settings"]
             if one["settings"][name] != other["settings"][name]
         },
-        "tastes": [one["tastes"], other["tastes"]],
+        "strengths": _strengths_moved(one["features"], other["features"]),
+        "kept": new.kept,
         "context_moved": float(np.linalg.norm(new.model.effects - old.model.effects)),
         "arms": arms,
     }
+
+
+def _strengths_moved(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the features whose strength has changed, with both strengths; None before the first fold."""
+    before = {(one["of"], one["feature"]): one["strength"] for one in old}
+    moved = [{**one, "before": before.get((one["of"], one["feature"]))} for one in new]
+    return [one for one in moved if one["before"] != one["strength"]]
 
 
 def _tastes_moved(old: Parameters, new: Parameters, arm: str) -> float:
@@ -186,13 +227,16 @@ def difference_report(changes: dict[str, Any]) -> str:
         + [_rate(one["answer_rate_before"]), _rate(one["answer_rate_after"])]
         for one in moved[:TOP]
     ]
-    header = ["arm", "change", "log-odds", "tastes by", "± before", "± after", "answered before", "after"]
-    before, after = (f"{tastes:.4g}" if tastes is not None else "–" for tastes in changes["tastes"])
+    header = ["arm", "change", "log-odds", "tastes by", "± before", "± after", "go on before", "after"]
+    strengths = [
+        f"{one['feature']} {'–' if one['before'] is None else format(one['before'], '.2f')} → {one['strength']:.2f}"
+        for one in changes["strengths"][:TOP]
+    ]
     lines = [
         f"version {changes['from']} → {changes['to']}: {changes['observations']:+} observations, "
         f"{changes['folds']:+} folds",
         *(f"  {name}: {one} → {other}" for name, (one, other) in changes["settings"].items()),
-        *([f"  strength of tastes λ_t: {before} → {after}"] if before != after else []),
+        *([f"  strength of features: {', '.join(strengths)}"] if strengths else []),
         f"  context: moved by {changes['context_moved']:.4g}",
         table(header, rows) if rows else "  the arms are the same",
     ]
@@ -222,7 +266,7 @@ def profile_report(parameters: Parameters, profile: AdProfile) -> str:
         f"  base rate: {profile.probability:.1%} click before features count ({low:.1%} … {high:.1%})",
     ]
     if profile.answer_rate is not None and profile.displays is not None:
-        lines.append(f"  answered: {profile.answer_rate:.1%}, {profile.displays:,.0f} displays so far")
+        lines.append(f"  users who do not click: {profile.answer_rate:.1%} go on, of {profile.displays:,.0f} so far")
     if parameters.settings.model != PersonalModel.name:
         return "\n".join(
             [*lines, f"  the model {parameters.settings.model} has no tastes: a context moves all ads together"]
@@ -243,7 +287,8 @@ def profile_report(parameters: Parameters, profile: AdProfile) -> str:
 
 def _who(taste: Taste) -> str:
     """Return the users whose clicks a taste raises against the average ad, or lowers."""
-    return taste.feature if "=" in taste.feature or "#" in taste.feature else f"high {taste.feature}"
+    are_marks = all("=" in part or "#" in part for part in taste.feature.split(" × "))
+    return taste.feature if are_marks else f"high {taste.feature}"
 
 
 def _tastes(tastes: tuple[Taste, ...]) -> str:

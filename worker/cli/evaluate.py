@@ -37,7 +37,7 @@ def confidence_level(text: str) -> float:
 #: Settings of the target.
 CHANGES: Final = tuple(
     setting(name, default=None, help=f"{setting(name).help} (default: as served)")
-    for name in ("policy", "bonus", "beta", "epsilon", "estimator", "horizon")
+    for name in ("policy", "bonus", "beta", "spread", "epsilon", "estimator", "horizon")
 )
 
 OPTIONS = (
@@ -239,9 +239,9 @@ Five estimators:
 
 Sessions are left to chance in the warm-up, under a random_share above 0, and by policies that
 draw. An estimator with too few of them has no answer and gives the reason. The unit of the
-intervals is the session. The click models are of the kind that serves, with the rates at which
-displays are answered by ad and position. The interval of direct assumes that their form is right;
-the second table checks that on the sessions drawn uniformly.
+intervals is the session. The click models are of the kind that serves, fitted on every display, with
+the rates by ad and position at which users who do not click go on. The interval of direct assumes that
+their form is right; the second table checks that on the sessions drawn uniformly.
 "against served" is the difference to the revenue of the same sessions as they were served.
 Exit 1 if no estimator has an answer, or if one of --method has none."""
 

@@ -29,7 +29,7 @@ STRONGEST = 5  # parts of the log-odds of the chosen arm
 LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
 
 #: Fields of a candidate in JSON.
-CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "contributions")
+CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "spread", "contributions")
 
 #: Settings that replace those of the record, with changes of their options.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -47,6 +47,7 @@ OPTIONS = (
         "context of the user: a JSON list of numbers, or an object of declared features; @FILE, or - for stdin",
         metavar="JSON",
     ),
+    Option("session", "id of the session, by which it differs from others in its bonuses (spread)", metavar="ID"),
     *(
         setting(name, default=None, help=f"{setting(name).help} (default: that of the record)", **changes)
         for name, changes in OVERRIDES.items()
@@ -73,19 +74,19 @@ def run(options: argparse.Namespace) -> int:
         given = _checked(pick(control(options), options.version), f"version {options.version}")
     parameters = _overridden(given, options)
     context, names = _read_context(options.context, parameters)
-    reasons = explain(parameters, context, _indices(parameters, options.exclude), names=names)
+    excluded = _indices(parameters, options.exclude)
+    reasons = explain(parameters, context, excluded, session=options.session, names=names)
     record = as_json(reasons)
     write_result(options.json, record, report(parameters, reasons), [f"note: {text}" for text in reasons.notes])
     return 0
 
 
 def as_json(reasons: Explanation) -> dict[str, Any]:
-    """Return the reasons in their JSON form; there are answer rates only where they are learned."""
+    """Return the reasons in their JSON form; rates of going on, and factors of the spread, only where there are any."""
     positions = []
     for position in reasons.positions:
         arms = [
-            {name: getattr(one, name) for name in CANDIDATE if name != "answer_rate" or one.answer_rate is not None}
-            for one in position.arms
+            {name: value for name in CANDIDATE if (value := getattr(one, name)) is not None} for one in position.arms
         ]
         facts = {name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")}
         positions.append({**facts, "arms": arms})
@@ -180,15 +181,21 @@ def report(parameters: Parameters, reasons: Explanation) -> str:
 
 def _candidates(position: Position, rewards: dict[str, float]) -> str:
     ranked = sorted(position.arms, key=lambda one: (one.arm != position.choice, -one.score))
-    learned = any(one.answer_rate is not None for one in ranked)
-    rows = []
-    for one in ranked[:TOP]:
-        numbers = [one.probability, rewards[one.arm], one.q, one.width, one.bonus, one.score]
-        if one.answer_rate is not None:
-            numbers.insert(1, one.answer_rate)
-        rows.append(["→" if one.arm == position.choice else "", one.arm, *(f"{value:.4g}" for value in numbers)])
-    answered = ["answered"] if learned else []
-    text = table(["", "arm", "probability", *answered, "reward", "Q", "width", "bonus", "score"], rows)
+    columns: dict[str, list[float | None]] = {
+        "probability": [one.probability for one in ranked],
+        "goes on": [one.answer_rate for one in ranked],
+        "reward": [rewards[one.arm] for one in ranked],
+        "Q": [one.q for one in ranked],
+        "width": [one.width for one in ranked],
+        "spread": [one.spread for one in ranked],
+        "bonus": [one.bonus for one in ranked],
+        "score": [one.score for one in ranked],
+    }
+    columns = {name: values for name, values in columns.items() if values[0] is not None}
+    marks = (["→" if one.arm == position.choice else "", one.arm] for one in ranked[:TOP])
+    numbers = ([f"{value:.4g}" for value in row] for row in zip(*columns.values(), strict=True))
+    rows = [[*mark, *row] for mark, row in zip(marks, numbers, strict=False)]
+    text = table(["", "arm", *columns], rows)
     more = len(ranked) - TOP
     return text + (f"\n   … and {more} more" if more > 0 else "")
 
@@ -214,7 +221,8 @@ def _named(part: Contribution) -> str:
 def reason(position: Position) -> str:
     """Return the reason for a choice in words."""
     chosen = next(one for one in position.arms if one.arm == position.choice)
-    later = f"{position.continuation:.4g} can still be earned when it is passed over"
+    stay = "" if chosen.answer_rate is None else f", by the {chosen.answer_rate:.0%} who then go on"
+    later = f"{position.continuation:.4g} can still be earned when it is passed over{stay}"
     if position.continuation == 0:
         later = "nothing is planned after it"
     surest = max(position.arms, key=lambda one: one.q)
@@ -245,6 +253,7 @@ COMMAND = CommandSpec(
         'adcascade explain --parameters parameters.json --context \'{"age": 31, "device": "mobile"}\'',
         "adcascade explain --parameters parameters.json --context @context.json --exclude shoes --json -",
         "adcascade explain --parameters parameters.json --context '[0, 0]' --policy greedy --horizon 3",
+        "adcascade explain --parameters parameters.json --context '[0.4, -1.1]' --session user-17   # as it was served",
         "adcascade explain --version 41 --broker kafka:9092 --context '[0.4, -1.1]'     # a decision of the past",
     ),
     options=OPTIONS,

@@ -30,7 +30,7 @@ TOML file (`session_timeout`, at the top or in a table named after the command).
 have a unit: `500ms`, `30s`, `10m`, `2h`, `7d`. Passwords and secrets are never flags. A name in brackets is a table of
 the file: see [operations.md](operations.md#features-of-users-and-ads). `--kafka NAME=VALUE` is repeated, its variable
 has commas between the pairs, and in the file it is the table `[kafka]`: see
-[operations.md](operations.md#settings-of-librdkafka).
+[security.md](security.md#settings-of-librdkafka).
 """
 
 METRICS = """\

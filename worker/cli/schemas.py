@@ -90,8 +90,11 @@ def _command(definition: dict[str, Any]) -> None:
 def _version(definition: dict[str, Any]) -> None:
     """Demand the arrays of the model."""
     definition["if"] = {"required": ["model"], "properties": {"model": {"const": "personal"}}}
-    definition["then"] = _arrays(["shared", "own", "tastes"], ["features", "shared", "information"])
-    definition["else"] = _arrays(["theta_context", "theta_arms"], ["context", "cross", "arms"])
+    definition["then"] = _arrays(
+        ["shared", "positions", "own", "context_groups", "ad_groups"],
+        ["features", "prior", "information", "crossing", "inherited"],
+    )
+    definition["else"] = _arrays(["theta_context", "theta_arms"], ["context", "cross", "arms", "prior"])
 
 
 def _arrays(estimate: list[str], precision: list[str]) -> dict[str, Any]:

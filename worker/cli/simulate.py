@@ -11,9 +11,9 @@ from typing import Any
 from worker import __version__
 from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer, number
 from worker.console import check_writable, note, progress, table, write_file, write_result
-from worker.simulation.environments import DigitsTruth
+from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PRICES, DigitsTruth
 from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
 from worker.simulation.plots import check_plot, check_structure, plot_regret, plot_structure
 from worker.simulation.reporting import flag
@@ -26,16 +26,17 @@ DIGITS = {"dim": DigitsTruth.PIXELS, "horizon": 3}
 
 def _world() -> tuple[Option, ...]:
     """Return the options of the world; what depends on the environment has its default later."""
-    return tuple(
-        replace(
-            option,
-            default=None,
-            help=f"{option.help} (default: {getattr(DEFAULTS, option.name)}; digits: {DIGITS[option.name]})",
-        )
-        if option.name in DIGITS
-        else option
-        for option in world(DEFAULTS)
-    )
+    options = []
+    for option in world(DEFAULTS):
+        if option.name == "environment":
+            option = replace(option, choices=tuple(ENVIRONMENTS))
+        if option.name == "dim":
+            option = replace(option, parse=integer(least=0))
+        if option.name in DIGITS:
+            default = f"default: {getattr(DEFAULTS, option.name)}; digits: {DIGITS[option.name]}"
+            option = replace(option, default=None, help=f"{option.help} ({default})")
+        options.append(option)
+    return tuple(options)
 
 
 OPTIONS = (
@@ -48,7 +49,37 @@ OPTIONS = (
         least=0,
     ),
     count("new-arms", "number of arms that are added during the run", DEFAULTS.new_arms, least=0),
-    count("new-at", "first episode with the new arms", least=2),
+    count("join", "first episode with the new arms", least=2),
+    Option("prices", "revenues of the ads in newcomers (default: equal)", choices=PRICES, default=None),
+    Option(
+        "better",
+        "in newcomers, rare clicks, and so many times those of the best ad for each new one",
+        parse=number(above=0),
+        default=None,
+    ),
+    count("levels", "values of the category in categories (default: 50)", least=2),
+    Option("noise", "a category that does not matter, in categories", flag=True, default=None),
+    Option(
+        "reported",
+        "probability that a pass is reported, in silent (default: 0.5)",
+        parse=number(above=0, most=1),
+        default=None,
+    ),
+    Option(
+        "change",
+        "part of the world that changes at half time in drift (default: tastes)",
+        choices=CHANGES,
+        default=None,
+    ),
+    Option(
+        "interaction",
+        "standard deviation of what products of numbers add to the log-odds, in interactions (default: 1)",
+        parse=number(least=0),
+        default=None,
+    ),
+    Option(
+        "crosses", "crosses that the learner is told of, in interactions (default: all)", choices=CROSSES, default=None
+    ),
     Option("model", "click model of the learner", choices=tuple(MODELS), default=DEFAULTS.model),
     Option(
         "intercept",
@@ -58,11 +89,11 @@ OPTIONS = (
     ),
     Option(
         "answers",
-        "answer rates: learned, or all displays counted as answered (default: learned where users leave)",
+        "share of users who go on without a click: learned, or all (default: learned where users leave)",
         choices=ANSWERS,
         default=None,
     ),
-    *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "epsilon", "ridge"),
+    *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "spread", "epsilon", "ridge", "forgetting"),
     setting(
         "learn-at-most",
         default=DEFAULTS.learn_at_most,
@@ -90,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
     runs.sort(key=lambda r: (settings.policy.index(r.policy), settings.users.index(r.users), r.seed))
     _draw(options, settings, runs)
     record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}}
-    write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs, settings.new_at)}")
+    write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs, settings.join)}")
     return 0
 
 
@@ -145,13 +176,13 @@ def _title(settings: ExperimentSettings) -> str:
     return f"{sizes}\n{' '.join(others)}".rstrip()
 
 
-def summary(runs: Sequence[Run], new_at: int | None = None) -> str:
-    """Return a table with a line per policy and number of users; `new_at` is the episode with new arms."""
+def summary(runs: Sequence[Run], join: int | None = None) -> str:
+    """Return a table with a line per policy and number of users; `join` is the episode with new arms."""
     groups: dict[tuple[str, int], list[Run]] = {}
     for one in runs:
         groups.setdefault((one.policy, one.users), []).append(one)
     episodes = len(runs[0].regret)
-    after = [] if new_at is None else [(new_at, min(new_at + more - 1, episodes)) for more in AFTER_NEW]
+    after = [] if join is None else [(join, min(join + more - 1, episodes)) for more in AFTER_NEW]
     rows = []
     for (policy, users), group in groups.items():
         totals = [one.cumulative for one in group]
@@ -187,7 +218,13 @@ COMMAND = CommandSpec(
         "adcascade simulate --environment tastes --model personal",
         "adcascade simulate --environment leaving --model personal --episodes 200",
         "adcascade simulate --environment digits --model personal --episodes 100 --seeds 5",
-        "adcascade simulate --environment tastes --model personal --features 3 --arms 30 --new-arms 20 --new-at 100",
+        "adcascade simulate --environment tastes --model personal --features 3 --arms 30 --new-arms 20 --join 100",
+        "adcascade simulate --environment categories --model personal --dim 0 --levels 100 --users 500 --episodes 60",
+        "adcascade simulate --environment silent --model personal --reported 0.1 --episodes 200",
+        "adcascade simulate --environment newcomers --model personal --new-arms 10 --join 31 --spread 1 --users 2000",
+        "adcascade simulate --environment drift --model personal --change tastes --forgetting auto",
+        "adcascade simulate --environment interactions --model personal --crosses none --users 500 --episodes 60",
+        "adcascade simulate --environment skewed --model personal",
         "adcascade simulate --environment tastes --model personal --users 50000 --episodes 20 --learn-at-most 5000",
         "adcascade simulate --policy ucbbp --no-intercept --estimator paper --bonus paper --beta theory --json -",
         "adcascade simulate --plot-structure structure.svg --seeds 1",

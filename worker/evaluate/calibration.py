@@ -6,7 +6,9 @@ are compared with the models fitted on other sessions, in groups:
 
 - all displays;
 - displays of an arm that the target would show to the same user, at any position: there `direct` uses the model;
-- the displays at each position: the model has the same probability at each.
+- the displays at each position.
+
+A display without an answer was not clicked.
 
 With y the click, f its probability by the model and e the price, a group has
 
@@ -99,21 +101,21 @@ class ModelCheck:
 
 def check_model(sessions: Sessions, fit: CrossFit, *, confidence: float) -> ModelCheck:
     """Compare the displays of sessions drawn uniformly with the models of their folds."""
-    chances, seen = fit.chances, sessions.seen & sessions.drawn[:, None]
-    groups = {"all displays": seen, TARGET: seen & _wanted(sessions)}
-    groups |= {f"position {h}": seen & (sessions.positions == h) for h in range(1, sessions.depth + 1)}
+    chances, shown = fit.chances, sessions.shown & sessions.drawn[:, None]
+    groups = {"all displays": shown, TARGET: shown & _wanted(sessions)}
+    groups |= {f"position {h}": shown & (sessions.positions == h) for h in range(1, sessions.depth + 1)}
     width = NormalDist().inv_cdf((1 + confidence) / 2)
     checks = [
         _check(name, members, sessions, chances, width)
         for name, members in groups.items()
         if chances[members].sum() >= LEAST_CLICKS
     ]
-    return ModelCheck(sessions=int(sessions.drawn.sum()), groups=checks, form_z=_form(sessions, seen, chances))
+    return ModelCheck(sessions=int(sessions.drawn.sum()), groups=checks, form_z=_form(sessions, shown, chances))
 
 
-def _form(sessions: Sessions, seen: Bools, chances: Floats) -> float | None:
+def _form(sessions: Sessions, shown: Bools, chances: Floats) -> float | None:
     """Return the deviate of the score test over the arms with enough expected clicks."""
-    rows, columns = np.nonzero(seen)
+    rows, columns = np.nonzero(shown)
     arms, expected = sessions.slates[rows, columns], chances[rows, columns]
     residuals = sessions.clicks[rows, columns] - expected
     known = np.bincount(arms, expected, sessions.prices.shape[1])

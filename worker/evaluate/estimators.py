@@ -17,7 +17,6 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from worker.bandit.answers import PRIOR_DISPLAYS
 from worker.bandit.arrays import NO_ARM, Floats
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.model import CrossFit, ModelError, baseline, model_error, slate_values
@@ -325,14 +324,8 @@ def _required(fit: CrossFit | None) -> CrossFit:
 
 
 def _check_seen(sessions: Sessions) -> None:
-    """Refuse arms that no session has seen: the model has nothing but its prior for them.
-
-    An arm that was displayed often and never answered is known too: users leave.
-    """
-    arms = sessions.prices.shape[1]
-    answered = np.bincount(sessions.slates[sessions.seen], minlength=arms)
-    displayed = np.bincount(sessions.slates[sessions.shown], minlength=arms)
-    known = (answered > 0) | (displayed >= PRIOR_DISPLAYS)
+    """Refuse arms that no session has seen: the model has nothing but its prior for them."""
+    known = np.bincount(sessions.slates[sessions.shown], minlength=sessions.prices.shape[1]) > 0
     wanted = sessions.target_slates[:, :, : sessions.depth]
     unknown = ~known[wanted] & (wanted != NO_ARM)
     if unknown.mean() > MOST_UNSEEN:

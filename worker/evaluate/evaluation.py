@@ -9,7 +9,7 @@ The sessions of each estimator:
 - `replay` uses those of them that were drawn uniformly.
 
 In the warm-up every policy has poor estimates, so its sessions are a last resort. For given parameters, they are as
-good as any. `direct` and `dr` use click models that are cross-fitted on all answered displays of the log.
+good as any. `direct` and `dr` use click models that are cross-fitted on all displays of the log.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def evaluate_log(
         left_out=logged.left_out,
         estimates=[_estimate(METHODS[m], everything, scope, weighable, fit, confidence) for m in methods],
         model=assembled.prior.name,
-        model_clicks=(fit.clicks, float(fit.chances[everything.seen].sum())) if isinstance(fit, CrossFit) else None,
+        model_clicks=(fit.clicks, float(fit.chances[everything.shown].sum())) if isinstance(fit, CrossFit) else None,
         check=check,
         notes=[*notes, *_seen_before(given, log.first_time), *_notes(scope, weighable), *doubts(check)],
     )

@@ -22,7 +22,7 @@ from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
-from worker.stream.chance import session_uniforms
+from worker.stream.chance import session_uniforms, stable_keys
 from worker.stream.contexts import Standardisation, stack_packed
 from worker.stream.parameters import Parameters, first_model
 from worker.stream.settings import Arm, LearningSettings
@@ -96,7 +96,7 @@ def assemble(
         supported=(sessions.served.explores | same)[fits],
         warmup=warmup[fits],
         contradicting=int((~fits).sum()),
-        prior=_prior(widest, served_by[max(served_by)].settings, target.settings),
+        prior=_prior(widest, served_by[max(served_by)].settings, target.settings, contexts[fits]),
     )
 
 
@@ -204,9 +204,10 @@ class _Planning:
         if self._planner is None or self.epsilon == 1:
             return np.empty((len(self._names), 0), dtype=np.intp)
         policy = Greedy() if self.epsilon else self._policy
-        # Ties with a threshold are broken by the session, as in serving.
+        # The session breaks ties with a threshold, and spreads optimism, as in serving.
         chance = session_uniforms(settings.salt, self._names, settings.horizon) if policy.needs_chance else None
-        return policy.slates(self._planner, self._contexts, self._masked, chance).arms
+        keys = stable_keys(self._names, settings.salt)
+        return policy.slates(self._planner, self._contexts, self._masked, chance, keys).arms
 
     def draws(self, seed: int) -> Ints | None:
         """Draw slates of a policy that draws: (r, n, h), independent of the draws that served the sessions."""
@@ -232,14 +233,14 @@ def _fits(sessions: Sessions, logged: Sequence[LoggedSession]) -> Bools:
     return np.asarray(fits & ~excluded.any(axis=(1, 2)))
 
 
-def _prior(widest: Parameters, served: LearningSettings, target: LearningSettings) -> ClickModel:
+def _prior(widest: Parameters, served: LearningSettings, target: LearningSettings, contexts: Floats) -> ClickModel:
     """Return the prior of the newest model that served, or that of a target which can tell users apart if it cannot.
 
-    Features are those of the newest version with all arms of the log.
+    Features are those of the newest version with all arms of the log, and measured in its contexts.
     """
     chosen = served if served.model != AdditiveModel.name else target
     ridge = chosen.ridge if chosen.intercept else min(chosen.ridge, WEAK_RIDGE)
-    return first_model(replace(chosen, features=widest.settings.features, ridge=ridge), widest.arms)
+    return first_model(replace(chosen, features=widest.settings.features, ridge=ridge), widest.arms, contexts)
 
 
 def _common_scale(contexts: Floats, served_by: Mapping[int, Parameters]) -> Floats:
@@ -252,5 +253,7 @@ def _common_scale(contexts: Floats, served_by: Mapping[int, Parameters]) -> Floa
     if not known and newest.awaits_standardisation:
         features = newest.settings.features
         numbers = features.number_columns if features is not None and features.context else None
-        return Standardisation.estimate(contexts, numbers).apply(contexts)
+        return replace(newest, pending=None, standardisation=Standardisation.estimate(contexts, numbers)).prepared(
+            contexts
+        )
     return (known[-1] if known else newest).prepared(contexts)

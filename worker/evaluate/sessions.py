@@ -167,8 +167,13 @@ class Sessions:
         return np.asarray(self.reached & (self.slates != NO_ARM))
 
     @property
-    def seen(self) -> Bools:
-        """Whether a display was answered: (n, H)."""
+    def unclicked(self) -> Bools:
+        """Whether an arm was displayed at a position and not clicked: (n, H)."""
+        return np.asarray(self.shown & ~self.clicks)
+
+    @property
+    def answers(self) -> Bools:
+        """Whether a position was answered, by a click or a pass: (n, H)."""
         return np.asarray(self.positions <= self.answered[:, None])
 
     @property

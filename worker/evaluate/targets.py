@@ -97,7 +97,7 @@ def _needs_folding(log: OrderedLog, change: Change) -> bool:
 
 def _gives_other_versions(recorded: LearningSettings, changes: dict[str, Any]) -> bool:
     changed = replace(recorded, **changes)
-    thresholds = ("policy", "bonus", "beta", "horizon") if policy_named(changed.policy).is_selective else ()
+    thresholds = ("policy", "bonus", "beta", "spread", "horizon") if policy_named(changed.policy).is_selective else ()
     if any(getattr(changed, name) != getattr(recorded, name) for name in ("estimator", *thresholds)):
         return True
     return changed.beta == "theory" and recorded.beta != "theory"

@@ -33,7 +33,7 @@ from worker.runtime.memory import (
 from worker.runtime.supervision import supervised
 from worker.runtime.watch import CatalogueCheck, different
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings, ignored_scale
+from worker.stream.settings import LearningSettings, check_columns, ignored_scale
 from worker.stream.version_records import check_size
 from worker.web.status import status_routes
 
@@ -51,6 +51,8 @@ def run_worker(settings: WorkerSettings) -> int:
     count, most_bytes = input_partitions(found, topics), largest_record(found, topics)
     history = published_versions(connection, topics)
     learning = with_dimension(settings.learning, settings.dim, history)
+    if not history:
+        check_columns(learning, len(settings.arms))
     first = Parameters.first(learning, settings.arms)
     if not history:
         check_size(first, largest_version(found, topics))

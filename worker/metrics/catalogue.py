@@ -8,6 +8,9 @@ Three regrets are different things:
   than estimated, minus the estimated revenue of the served ones. An upper bound at that confidence, not an estimate.
 - **posterior regret**: the expected regret under the posterior. An estimate (measured: 0.8 to 6 times the truth), not
   a bound.
+
+The last two hold if the model is right. Where it lacks what users decide by, the posterior regret was a tenth to a
+thousandth of the truth (docs/math.md §6), and the bound below it.
 """
 
 from __future__ import annotations
@@ -77,22 +80,26 @@ CATALOGUE: Final = (
     _gauge(
         "adcascade_regret_bound_per_session",
         "Mean optimistic gap per session of the last closed window: an upper bound on the regret at the confidence of "
-        "beta, not an estimate of it.",
+        "beta, if the model is right. Not an estimate of it.",
     ),
-    _counter("adcascade_regret_bound_total", "Sum of the optimistic gaps of all sessions in closed windows."),
+    _counter(
+        "adcascade_regret_bound_total",
+        "Sum of the optimistic gaps of all sessions in closed windows: an upper bound if the model is right.",
+    ),
     _gauge(
         "adcascade_regret_posterior_per_session",
-        "Mean regret per session of the last closed window, expected under the posterior: an estimate that tends to "
-        "be too high, not a bound. Wrong if the model is wrong.",
+        "Mean regret per session of the last closed window, expected under the posterior: an estimate, not a bound. It "
+        "tends to be too high if the model is right, and is far too low if it is not.",
     ),
     _counter(
         "adcascade_regret_posterior_total",
-        "Sum of the regret expected under the posterior, of all sessions in closed windows.",
+        "Sum of the regret expected under the posterior, of all sessions in closed windows: an estimate, if the model "
+        "is right.",
     ),
     _gauge(
         "adcascade_regret_time_averaged",
         "Regret since the process started, divided by the number of closed windows (the paper's R_t / t): pseudo "
-        "(simulated traffic only), bound (optimistic gap) or posterior (expected).",
+        "(simulated traffic only), bound (optimistic gap) or posterior (expected), both if the model is right.",
         kind=("pseudo", "bound", "posterior"),
     ),
     _counter("adcascade_reward_total", "Revenue of the clicks, at the prices of the newest version."),
@@ -155,17 +162,22 @@ CATALOGUE: Final = (
         "adcascade_parameters_effective_timestamp_seconds",
         "Event time from which the newest version serves arrivals.",
     ),
-    _gauge("adcascade_parameters_observations", "Displays with feedback that the newest version is fitted to."),
+    _gauge("adcascade_parameters_observations", "Displays that the newest version is fitted to."),
+    _gauge(
+        "adcascade_kept_share",
+        "Share of what older sessions have said that the last fold kept. Below 1 when users or ads have changed "
+        "(--forgetting auto), or by a fixed share.",
+    ),
     _gauge("adcascade_parameter_norm", "Euclidean norm of the estimated parameters."),
     _gauge(
         "adcascade_answer_rate_lowest",
-        "Lowest rate at which displays of an active ad are answered, by a click or a pass. Absent until an ad has 50 "
-        "displays, and where answer rates are not learned.",
+        "Lowest share of the displays of an active ad that get a click or a pass. Absent until an ad has 50 displays "
+        "without a click, and where it is not learned who goes on.",
     ),
     _gauge(
         "adcascade_unanswered_ads",
-        "Active ads with at least 50 displays whose answer rate is below a quarter of the median. Their names are on "
-        "the status page and in the episode records.",
+        "Active ads with at least 50 displays without a click that hardly ever get any feedback: less than a quarter "
+        "of the median share. Their names are on the status page and in the episode records.",
     ),
     _gauge(
         "adcascade_smallest_eigenvalue",

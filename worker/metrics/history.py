@@ -112,7 +112,8 @@ class Mark:
 class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
-    `contexts` are packed contexts of recent users, of the same length. `answering` has the lowest answer rates.
+    `contexts` are packed contexts of recent users, of the same length. `answering` has the ads that are answered least.
+    `forgotten` is the time of the last version that forgot something, and the share of older sessions that it kept.
     `numbers` holds the metrics without labels by name, without the prefix `adcascade_`. `scored_windows` counts the
     windows whose true value is known, which happens in simulated traffic only.
     """
@@ -123,6 +124,7 @@ class Snapshot:
     contexts: Sequence[bytes]
     parameters: Parameters | None
     answering: Answering | None
+    forgotten: tuple[int, float] | None
     numbers: Mapping[str, float]
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]

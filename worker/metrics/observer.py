@@ -79,6 +79,7 @@ class Metrics:
         self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
         self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share allowed to explore
         self._answering: Answering | None = None
+        self._forgotten: tuple[int, float] | None = None  # when older sessions last lost weight, and what is left
         self._contexts = RecentContexts()
 
     # ── observing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,8 +139,11 @@ class Metrics:
         answered = answering(parameters)
         with self._lock:
             self._answering = answered
-            if self._parameters is None or parameters.version > self._parameters.version:
+            known = self._parameters
+            if known is None or parameters.version > known.version:
                 self._shares.append((parameters.effective_at, exploration_share(parameters)))
+                if parameters.kept < 1 and (known is None or parameters.folds > known.folds):
+                    self._forgotten = (parameters.made_at, parameters.kept)
             self._parameters = parameters
             self._horizon = max(self._horizon, parameters.settings.horizon)
             self._numbers |= {
@@ -150,6 +154,7 @@ class Metrics:
                 "parameters_timestamp_seconds": parameters.made_at / 1000,
                 "parameters_effective_timestamp_seconds": parameters.effective_at / 1000,
                 "parameters_observations": parameters.observations,
+                "kept_share": parameters.kept,
                 "parameter_norm": parameters.model.norm,
                 "unanswered_ads": answered.collapsed if answered else 0,
             }
@@ -164,7 +169,7 @@ class Metrics:
             return
         named = [f"{one.arm} {one.rate:.0%} ({one.displays:,} displays)" for one in answered.lowest]
         more = f" and {answered.collapsed - MOST_NAMED} more" if answered.collapsed > MOST_NAMED else ""
-        self.troubles.set("unanswered-ads", f"answer rates: {', '.join(named[: answered.collapsed])}{more}")
+        self.troubles.set("unanswered-ads", f"feedback: {', '.join(named[: answered.collapsed])}{more}")
 
     def late(self, records: int) -> None:
         """Count journal records for windows that were already closed."""
@@ -254,6 +259,7 @@ class Metrics:
                 contexts=self._contexts.newest(),
                 parameters=self._parameters,
                 answering=self._answering,
+                forgotten=self._forgotten,
                 numbers=dict(self._numbers),
                 imbalance=dict(self._imbalance),
                 lag=dict(self._lag),

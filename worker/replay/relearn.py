@@ -111,7 +111,9 @@ class Relearner:
             settings = self._learner.settings
             end = self._log.last_time + settings.window + settings.grace
         self._advance_to(end)
-        while self._orders:  # given at a time after the rest of the log
+        if self._orders:  # given at a time after the rest of the log
+            self._progress(end)
+        while self._orders:
             self._apply_order()
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,10 +214,12 @@ class Relearner:
             self._journal(opened)
 
     def _is_left_out(self, version: int) -> bool:
-        """Return whether a session that the recorded journal lacks was left out of it on purpose."""
-        return self._has_openings and any(
-            one.version == version and one.shares != ALL for one in self._versions.history
-        )
+        """Return whether a session that the recorded journal lacks was left out of it on purpose.
+
+        The shares of a version from before the log are unknown: the journal decides.
+        """
+        shares = {one.version: one.shares for one in self._versions.history}
+        return self._has_openings and shares.get(version) != ALL
 
     def _journal(self, opened: Opened) -> None:
         """Add a session to the new journal; where it need not be the recorded one, by the shares of its version."""

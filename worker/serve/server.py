@@ -27,6 +27,7 @@ from worker.serve.settings import ServeSettings, dimension
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.settings import check_columns
 from worker.stream.slates import prepared
 from worker.stream.version_records import check_size
 from worker.stream.versions import Versions
@@ -61,6 +62,7 @@ def run_server(settings: ServeSettings) -> int:
 
 def _first_version(settings: ServeSettings) -> Parameters:
     learning = replace(settings.learning, dim=dimension(settings.dim, None))
+    check_columns(learning, len(settings.arms))
     first = Parameters.first(learning, settings.arms)
     check_size(first)
     return first

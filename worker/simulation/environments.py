@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,26 @@ from worker.bandit.click_model import Truth
 from worker.bandit.personal import PersonalModel
 from worker.errors import FailedError, InputError
 from worker.stream.contexts import Standardisation
+from worker.stream.features import Features
 from worker.stream.settings import Arm
 
 Bools = NDArray[np.bool_]
 
 #: Environments in which every user prefers the same arms.
 WITHOUT_TASTES = ("opposite", "uniform", "rare")
+#: Environments of the demo and of traffic as well; the others are for `adcascade simulate` alone.
+LASTING = (*WITHOUT_TASTES, "tastes", "leaving", "digits")
+#: Environments where users leave.
+LEAVING = ("leaving", "silent")
+#: What may change at half time in the environment drift.
+CHANGES = ("tastes", "ads", "nothing")
+PRICES = ("equal", "unequal")
+CROSSES = ("all", "none")
 
 OWN, OTHER = 0.9, 0.05  # digits: click probability on the ad of the own class, and on any other
 EXPLAINED = 0.9  # share of the variance of tastes that features of arms explain, where there are features
+CHANGING = 0.3  # drift: share of the ads that change
+SKEWED = 2  # skewed: numbers that are seen as exp(2z)
 
 
 class Chance(NamedTuple):
@@ -57,9 +68,13 @@ class Chance(NamedTuple):
 class Environment:
     """A true click model, the revenue e_k of each arm, (K,), and how users come and go.
 
-    stay : (K,), probability that a display of each arm is answered
+    stay : (K,), of the users who do not click a display of each arm, the share that goes on
     features : (K, M), features of each arm that explain most of its tastes; None if there are none
     population : (rows, d), the contexts that there are; None for standard normal ones
+    levels : the last columns of a context that are a category of as many values, each as likely
+    skewed : the first columns of a context that are exp(2z), z standard normal
+    declared : the features of contexts that the learner knows of; None for a plain vector
+    later : the world in the second half of a run; None if it does not change
     """
 
     truth: Truth
@@ -67,25 +82,34 @@ class Environment:
     stay: Floats
     features: Floats | None = None
     population: Floats | None = None
+    levels: int = 0
+    skewed: int = 0
+    declared: Features | None = None
+    later: Environment | None = None
 
     def contexts(self, generator: np.random.Generator, users: int) -> Floats:
         """Draw the contexts of `users` sessions: (n, d)."""
         if self.population is not None:
             return np.asarray(self.population[generator.integers(len(self.population), size=users)])
-        return generator.standard_normal((users, self.truth.dim))
+        numbers = generator.standard_normal((users, self.truth.dim - self.levels))
+        numbers[:, : self.skewed] = np.exp(2 * numbers[:, : self.skewed])
+        if not self.levels:
+            return numbers
+        return np.hstack([numbers, np.eye(self.levels)[generator.integers(self.levels, size=users)]])
 
-    def answer_rates(self, slates: Ints) -> Floats:
-        """Return the probability that each display of slates is answered, 1 without a known arm: (n, H) → (n, H)."""
+    def staying(self, slates: Ints) -> Floats:
+        """Return the share that goes on after each display of slates, 1 without a known arm: (n, H) → (n, H)."""
         return np.asarray(np.append(self.stay, 1.0)[np.minimum(slates, len(self.stay))])
 
     def answers(self, contexts: Floats, slates: Ints, uniforms: Floats) -> tuple[Ints, Ints]:
         """Return `first_clicks` of users with moods `uniforms` (n, H) in [0, 1) on slates (n, H).
 
-        A mood below ρ f is a click, below ρ a pass; otherwise the user leaves without an answer.
+        A mood below f is a click, below f + (1 − f) s a pass; otherwise the user leaves without an answer.
         """
-        chances, rates = sigmoid(self.truth.log_odds_of(contexts, slates)), self.answer_rates(slates)
-        stays = np.logical_and.accumulate((slates != NO_ARM) & (uniforms < rates), axis=1)
-        return first_clicks(uniforms < rates * chances, stays)
+        chances = sigmoid(self.truth.log_odds_of(contexts, slates))
+        answering = uniforms < chances + (1 - chances) * self.staying(slates)
+        stays = np.logical_and.accumulate((slates != NO_ARM) & answering, axis=1)
+        return first_clicks(uniforms < chances, stays)
 
     def first_arms(self, count: int) -> Environment:
         """Return the same world while only the first arms may be shown; the truth still has the others."""
@@ -100,7 +124,8 @@ class Environment:
         if self.features is None:
             return None
         revenue = np.log(self.rewards)[:, None]
-        return np.column_stack([self.features, Standardisation.estimate(revenue[:first]).apply(revenue)])
+        scale = Standardisation.estimate(revenue[:first], straighten=False)
+        return np.column_stack([self.features, scale.apply(revenue)])
 
     def catalogue(self) -> list[Arm]:
         """Return the arms under the names of all simulations, such as ad-01."""
@@ -159,14 +184,12 @@ def tastes(generator: np.random.Generator, *, dim: int, arms: int, features: int
     With `features` above 0, each arm has as many, and they explain most of the tastes.
     """
     base = opposite(generator, dim=dim, arms=arms)
-    own = np.column_stack([base.truth.biases, generator.standard_normal((arms, dim)) / np.sqrt(dim)])
-    shared = np.concatenate([[0.0], base.truth.effects])[:, None]
-    world = replace(base, truth=replace(PersonalModel.certain(own), shared=shared))
-    return _explained(world, generator, features)
+    truth = _personal(base.truth.biases, base.truth.effects, _effects(generator, dim, arms))
+    return _explained(replace(base, truth=truth), generator, features)
 
 
 def leaving(generator: np.random.Generator, *, dim: int, arms: int, features: int = 0) -> Environment:
-    """Draw a world as `tastes` where displays of ad k are answered with probability ρ_k ~ U(0.3, 1), of one never."""
+    """Draw a world as `tastes` where of those who do not click ad k a share ρ_k ~ U(0.3, 1) goes on, of one nobody."""
     world = tastes(generator, dim=dim, arms=arms)
     stay = generator.uniform(0.3, 1, arms)
     stay[generator.integers(arms)] = 0.0
@@ -183,49 +206,178 @@ def digits(generator: np.random.Generator, *, dim: int, arms: int) -> Environmen
     return Environment(truth=truth, rewards=np.ones(arms), stay=np.ones(arms), population=truth.images)
 
 
+def categories(
+    generator: np.random.Generator, *, dim: int, arms: int, levels: int = 50, noise: bool = False
+) -> Environment:
+    """Draw a world as `tastes` with a declared category of as many `levels`, beside `dim` numbers, which may be 0.
+
+    The category explains as much of the log-odds as all numbers, with `noise` nothing.
+
+    >>> categories(np.random.default_rng(0), dim=1, arms=2, levels=3).contexts(np.random.default_rng(0), 2).round(1)
+    array([[ 0.1,  1. ,  0. ,  0. ],
+           [-0.1,  1. ,  0. ,  0. ]])
+    """
+    base, columns = opposite(generator, dim=dim + levels, arms=arms), dim + levels
+    scales = np.sqrt([columns / max(1, dim)] * dim + [0 if noise else columns] * levels)
+    truth = _personal(base.truth.biases, base.truth.effects * scales, _effects(generator, columns, arms) * scales)
+    category = {"category": [f"level {level}" for level in range(1, levels + 1)]}
+    return replace(base, truth=truth, levels=levels, declared=_declared(dim, category))
+
+
+def silent(generator: np.random.Generator, *, dim: int, arms: int, reported: float = 0.5) -> Environment:
+    """Draw a world as `tastes` where clicks are always reported, passes with probability `reported`.
+
+    A user whose pass is not reported leaves.
+
+    >>> silent(np.random.default_rng(0), dim=1, arms=2, reported=0.1).stay
+    array([0.1, 0.1])
+    """
+    return replace(tastes(generator, dim=dim, arms=arms), stay=np.full(arms, reported))
+
+
+def newcomers(
+    generator: np.random.Generator,
+    *,
+    dim: int,
+    arms: int,
+    new_arms: int = 1,
+    prices: str = "equal",
+    better: float = 0.0,
+) -> Environment:
+    """Draw a world as `tastes` whose last `new_arms` arms join later, all at the same price unless `prices` differ.
+
+    With `better` above 0, clicks are rare, 0.1 to 0.4 %, and new arms get as many times the clicks of the best old one.
+
+    >>> world = newcomers(np.random.default_rng(0), dim=1, arms=3, new_arms=1, better=4)
+    >>> sigmoid(world.truth.biases).round(4), world.rewards
+    (array([0.0034, 0.001 , 0.0138]), array([1., 1., 1.]))
+    """
+    world = tastes(generator, dim=dim, arms=arms)
+    if better:
+        chances = generator.uniform(0.001, 0.004, arms)
+        chances[arms - new_arms :] = better * chances[: arms - new_arms].max()
+        truth = _personal(np.log(chances / (1 - chances)), world.truth.effects, _tastes_of(world.truth))
+        world = replace(world, truth=truth)
+    return replace(world, rewards=np.ones(arms)) if prices == "equal" else world
+
+
+def drift(generator: np.random.Generator, *, dim: int, arms: int, change: str = "tastes") -> Environment:
+    """Draw a world as `tastes` in which at half time all tastes change, or three tenths of the ads, or nothing.
+
+    >>> world = drift(np.random.default_rng(0), dim=1, arms=10, change="ads")
+    >>> int((true_heads(world.truth) != true_heads(world.later.truth)).all(axis=1).sum())
+    3
+    """
+    world = tastes(generator, dim=dim, arms=arms)
+    biases, effects, own = world.truth.biases, world.truth.effects, _tastes_of(world.truth)
+    if change == "tastes":
+        effects, own = _effects(generator, dim), _effects(generator, dim, arms)
+    elif change == "ads":
+        changed = np.arange(arms) < max(1, round(CHANGING * arms))
+        biases = np.where(changed, generator.uniform(-4, -1, arms), biases)
+        own = np.where(changed[:, None], _effects(generator, dim, arms), own)
+    return replace(world, later=replace(world, truth=_personal(biases, effects, own)))
+
+
+def interactions(
+    generator: np.random.Generator, *, dim: int, arms: int, interaction: float = 1.0, crosses: str = "all"
+) -> Environment:
+    """Draw a world as `tastes` in which products of two numbers matter: their part of the log-odds has this deviation.
+
+    With `crosses` all, the learner's declaration has all of them.
+
+    >>> world = interactions(np.random.default_rng(0), dim=2, arms=1, interaction=3.0)
+    >>> corners = world.truth.log_odds(np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]))[:, 0]
+    >>> round(float(corners @ [1, -1, -1, 1] / 4), 3)  # of x1·x2, without what x1 and x2 do alone
+    3.912
+    """
+    world, pairs = tastes(generator, dim=dim, arms=arms), dim * (dim - 1) // 2
+    own = np.hstack([_tastes_of(world.truth), interaction * _effects(generator, pairs, arms)])
+    effects = np.concatenate([world.truth.effects, np.zeros(pairs)])
+    truth = IndirectTruth(inner=_personal(world.truth.biases, effects, own), columns=with_products, dim=dim)
+    return replace(world, truth=truth, declared=_declared(dim, crosses=crosses))
+
+
+def skewed(generator: np.random.Generator, *, dim: int, arms: int) -> Environment:
+    """Draw a world as `tastes` in which two numbers are seen as exp(2z), like seconds or cents.
+
+    >>> skewed(np.random.default_rng(0), dim=3, arms=1).contexts(np.random.default_rng(0), 2).round(1)
+    array([[1.3, 0.8, 0.6],
+           [1.2, 0.3, 0.4]])
+    """
+    world = tastes(generator, dim=dim, arms=arms)
+    truth = IndirectTruth(inner=world.truth, columns=with_logarithms, dim=dim)
+    return replace(world, truth=truth, skewed=SKEWED, declared=_declared(dim))
+
+
 ENVIRONMENTS: Final[dict[str, Callable[..., Environment]]] = {
-    draw.__name__: draw for draw in (opposite, uniform, rare, tastes, leaving, digits)
+    draw.__name__: draw
+    for draw in (
+        *(opposite, uniform, rare, tastes, leaving, digits),
+        *(categories, silent, newcomers, drift, interactions, skewed),
+    )
 }
 
 
 def make_environment(
-    name: str, *, dim: int, arms: int, generator: np.random.Generator, stay: float = 1.0, **options: int
+    name: str, *, dim: int, arms: int, generator: np.random.Generator, stay: float = 1.0, **options: Any
 ) -> Environment:
-    """Draw the world of an environment; `options` are those of the environment.
+    """Draw the world of an environment; `options` are those of the environment, None for its default.
 
-    Every display is answered with probability `stay`, times the rate of the arm where arms have one.
+    Of the users who do not click, the share `stay` goes on, times the rate of the arm where arms have one.
 
     >>> world = make_environment("opposite", dim=3, arms=5, generator=np.random.default_rng(1))
     >>> float(world.rewards.max())
     1.0
     """
     check_world(name, dim=dim, arms=arms, stay=stay, **options)
-    chosen = {option: value for option, value in options.items() if value}
+    chosen = {option: value for option, value in options.items() if value is not None}
     world = ENVIRONMENTS[name](generator, dim=dim, arms=arms, **chosen)
     return replace(world, stay=stay * world.stay)
 
 
-def check_world(name: str, *, dim: int, arms: int, stay: float = 1.0, **options: int) -> None:
-    """Raise `InputError` if there is no such world; an option that is 0 is not given."""
+def check_world(name: str, *, dim: int, arms: int, stay: float = 1.0, **options: Any) -> None:
+    """Raise `InputError` if there is no such world; an option that is None is not given."""
     if name not in ENVIRONMENTS:
         raise InputError(f"unknown environment {name!r}; one of {', '.join(ENVIRONMENTS)}")
-    if arms < 1 or dim < 1:
+    if arms < 1 or dim < (name != "categories"):
         raise InputError(f"an environment needs at least one arm and one feature, not {arms} and {dim}")
     if not 0 < stay <= 1:
         raise InputError(f"stay must be above 0 and at most 1, not {stay:g}")
     if name == "digits" and (dim, arms) != (DigitsTruth.PIXELS, DigitsTruth.CLASSES):
         size = f"{DigitsTruth.PIXELS} context features and {DigitsTruth.CLASSES} arms"
         raise InputError(f"the environment digits has {size}, not {dim} and {arms}")
+    least = {"interactions": 2, "skewed": SKEWED}.get(name, 0)
+    if dim < least:
+        raise InputError(f"the environment {name} needs at least {least} context features, not {dim}")
     takes = {other: signature(draw).parameters for other, draw in ENVIRONMENTS.items()}
     for option, value in options.items():
-        if value and option not in takes[name]:
+        if value is not None and option not in takes[name]:
             others = " or ".join(other for other in takes if option in takes[other])
             raise InputError(f"the environment {name} has no {option}; use {others}")
 
 
-def _effects(generator: np.random.Generator, dim: int) -> Floats:
-    """Draw the effects of contexts that all arms share."""
-    return np.asarray(generator.standard_normal(dim) / np.sqrt(dim))
+def _effects(generator: np.random.Generator, dim: int, *arms: int) -> Floats:
+    """Draw effects of contexts: those that all arms share, (d,), or those of each arm, (K, d)."""
+    return np.asarray(generator.standard_normal((*arms, dim)) / np.sqrt(dim))
+
+
+def _personal(biases: Floats, effects: Floats, own: Floats) -> PersonalModel:
+    """Return the truth with these biases (K,), shared effects (d,) and tastes (K, d)."""
+    truth = PersonalModel.certain(np.column_stack([biases, own]))
+    return replace(truth, shared=np.concatenate([[0.0], effects])[:, None])
+
+
+def _tastes_of(truth: Truth) -> Floats:
+    """Return the effects of contexts that each arm has besides the shared ones, (K, d)."""
+    assert isinstance(truth, PersonalModel)
+    return np.asarray(truth.own[:, 1:])
+
+
+def _declared(numbers: int, category: dict[str, Any] | None = None, crosses: str = "none") -> Features:
+    """Return the declaration of as many numbers, of a category, and of crosses."""
+    context = {f"x{number}": "number" for number in range(1, numbers + 1)} | (category or {})
+    return Features.of_table({"context": context} | ({"crosses": crosses} if crosses != "none" else {}))
 
 
 def _additive(effects: Floats, biases: Floats, rewards: Floats) -> Environment:
@@ -245,6 +397,61 @@ def _explained(world: Environment, generator: np.random.Generator, features: int
     explained = np.sqrt(EXPLAINED) * described @ directions + np.sqrt(1 - EXPLAINED) * truth.own[:, 1:]
     own = np.column_stack([truth.own[:, 0], explained])
     return replace(world, truth=replace(truth, own=own), features=described)
+
+
+# ── truths that are not linear in contexts ───────────────────────────────────────────────────────────────────────────
+
+
+def with_products(contexts: Floats) -> Floats:
+    """Return contexts and the products of every two of their numbers: (n, d) → (n, d + d(d−1)/2).
+
+    >>> with_products(np.array([[2.0, 3.0, 5.0]]))
+    array([[ 2.,  3.,  5.,  6., 10., 15.]])
+    """
+    first, second = np.triu_indices(contexts.shape[1], k=1)
+    return np.hstack([contexts, contexts[:, first] * contexts[:, second]])
+
+
+def with_logarithms(contexts: Floats) -> Floats:
+    """Return contexts with the numbers behind those that are seen as exp(2z)."""
+    return np.hstack([np.log(contexts[:, :SKEWED]) / 2, contexts[:, SKEWED:]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndirectTruth:
+    """A truth that is linear in `columns` of the contexts, which have `dim` numbers."""
+
+    inner: Truth
+    columns: Callable[[Floats], Floats]
+    dim: int
+
+    @property
+    def arms(self) -> int:
+        """The number K of arms."""
+        return self.inner.arms
+
+    @property
+    def biases(self) -> Floats:
+        """The log-odds of each arm where all columns are 0, (K,)."""
+        return self.inner.biases
+
+    @property
+    def effects(self) -> Floats:
+        """The shared effects of the columns that are numbers of the context, (d,)."""
+        return self.inner.effects[: self.dim]
+
+    @property
+    def position_effects(self) -> Floats:
+        """All positions are alike, (1,)."""
+        return np.zeros(1)
+
+    def log_odds(self, contexts: Floats) -> Floats:
+        """Return the log-odds of a click: (n, d) → (n, K)."""
+        return self.inner.log_odds(self.columns(contexts))
+
+    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
+        return self.inner.log_odds_of(self.columns(contexts), arms)
 
 
 # ── digits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,6 +492,11 @@ class DigitsTruth:
     def effects(self) -> Floats:
         """Zeros, (d,): no pixel makes users click more on all arms."""
         return np.zeros(self.PIXELS)
+
+    @property
+    def position_effects(self) -> Floats:
+        """All positions are alike, (1,)."""
+        return np.zeros(1)
 
     def log_odds(self, contexts: Floats) -> Floats:
         """Return the log-odds of a click: (n, d) → (n, K)."""

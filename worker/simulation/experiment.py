@@ -1,9 +1,9 @@
 """`adcascade simulate`: experiments as in the paper; policies learn from simulated users, who arrive in episodes.
 
 A run is one policy, one number of users and one seed. In every episode, contexts arrive, the policy plans their slates
-under the estimate of the episodes before, users click, pass or leave, and the estimator folds the answers. The result
-is the pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true model, including the warm-up, and the
-oracle's revenue Σ_n V^{π*}(x_n).
+under the estimate of the episodes before, users click, pass or leave, and the estimator folds every display: one
+without an answer was not clicked. The result is the pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under
+the true model, including the warm-up, and the oracle's revenue Σ_n V^{π*}(x_n).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,10 @@ from worker.bandit import MODELS
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.bandit.bonuses import bonus_named, explore_budget, theory_radius
-from worker.bandit.click_model import Observations
+from worker.bandit.bonuses import bonus_named, explore_budget, joined, restarted, theory_radius
+from worker.bandit.click_model import ClickModel, Observations
+from worker.bandit.groups import Groups
+from worker.bandit.learning import AT_FIRST, changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import (
     EpsilonGreedy,
@@ -40,9 +43,18 @@ from worker.bandit.policies import (
     policy_named,
 )
 from worker.errors import EstimationError, FailedError, InputError
-from worker.simulation.environments import Chance, DigitsTruth, check_world, make_environment, true_heads
+from worker.simulation.environments import (
+    LEAVING,
+    Chance,
+    DigitsTruth,
+    Environment,
+    check_world,
+    make_environment,
+    true_heads,
+)
 from worker.simulation.worth import Valuer
 from worker.stream.chance import ALL, Shares
+from worker.stream.contexts import LEAST_SESSIONS, Standardisation
 from worker.stream.settings import LearningSettings
 
 EPSILON = 0.1  # share of epsilon-greedy
@@ -59,10 +71,12 @@ class ExperimentSettings:
 
     beta : a number or "theory"
     intercept : None: but for the estimator paper, which is for the paper's model to the letter
-    answers : whether answer rates are learned, or all displays counted as answered; None: learned where users leave
+    answers : whether it is learned who goes on, or everybody counts as going on; None: learned where users leave
+    forgetting : share of older displays that each fold keeps, or "auto"; spread : how far sessions differ in optimism
     features : number of features of each arm that explain its tastes; then the model has its revenue as one more
-    stay : probability that a display is answered, besides the rate of its arm
-    new_arms, new_at : number of arms that are not shown before episode `new_at`
+    stay : of the users who do not click, the share that goes on, besides the rate of the arm
+    new_arms, join : number of arms that are not shown before episode `join`
+    levels, noise, reported, prices, better, change, interaction, crosses : options of environments; None: its default
     learn_at_most : sessions per episode that are learned from, about; 0: all
     """
 
@@ -85,10 +99,20 @@ class ExperimentSettings:
     model: str = AdditiveModel.name
     intercept: bool | None = None
     answers: str | None = None
+    forgetting: float | str = 1.0
+    spread: float = 0.0
     features: int = 0
     stay: float = 1.0
     new_arms: int = 0
-    new_at: int | None = None
+    join: int | None = None
+    levels: int | None = None
+    noise: bool | None = None
+    reported: float | None = None
+    prices: str | None = None
+    better: float | None = None
+    change: str | None = None
+    interaction: float | None = None
+    crosses: str | None = None
     learn_at_most: int = 0
 
     def __post_init__(self) -> None:
@@ -97,11 +121,11 @@ class ExperimentSettings:
             object.__setattr__(self, "intercept", not (additive and self.estimator == "paper"))
         if not (additive or self.intercept):
             raise InputError(f"the model {self.model} has an intercept; only {AdditiveModel.name} runs without")
-        check_world(self.environment, dim=self.dim, arms=self.all_arms, features=self.features, stay=self.stay)
-        if self.answers is None:
-            leaving = self.environment == "leaving" or self.stay < 1
-            object.__setattr__(self, "answers", "learned" if leaving else "all")
         self._check_new_arms()
+        check_world(self.environment, **self._world)
+        if self.answers is None:
+            leaving = self.environment in LEAVING or self.stay < 1
+            object.__setattr__(self, "answers", "learned" if leaving else "all")
         for name, values in (("policy", self.policy), ("users", self.users)):
             twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
             if twice is not None:
@@ -114,15 +138,34 @@ class ExperimentSettings:
             check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)
 
     def _check_new_arms(self) -> None:
-        if bool(self.new_arms) != (self.new_at is not None):
-            raise InputError("new-arms and new-at go together: how many arms are new, and from which episode on")
-        if self.new_at is not None and not 1 < self.new_at <= self.episodes:
-            raise InputError(f"new-at must be one of the episodes 2 to {self.episodes}, not {self.new_at}")
+        if bool(self.new_arms) != (self.join is not None):
+            raise InputError("new-arms and join go together: how many arms are new, and from which episode on")
+        if self.environment == "newcomers" and not self.new_arms:
+            raise InputError("the environment newcomers needs new arms: give --new-arms and --join")
+        if self.join is not None and not 1 < self.join <= self.episodes:
+            raise InputError(f"join must be one of the episodes 2 to {self.episodes}, not {self.join}")
 
     @property
     def all_arms(self) -> int:
         """The number of arms at the end."""
         return self.arms + self.new_arms
+
+    @property
+    def _world(self) -> dict[str, Any]:
+        """The size of the world and its options."""
+        names = ("levels", "noise", "reported", "prices", "better", "change", "interaction", "crosses")
+        return {
+            "dim": self.dim,
+            "arms": self.all_arms,
+            "stay": self.stay,
+            "features": self.features or None,
+            "new_arms": self.new_arms if self.environment == "newcomers" else None,
+            **{name: getattr(self, name) for name in names},
+        }
+
+    def world(self, generator: np.random.Generator) -> Environment:
+        """Draw the world with all arms."""
+        return make_environment(self.environment, generator=generator, **self._world)
 
     def tasks(self) -> list[ExperimentTask]:
         """Return all runs, seeds outermost: so the first results are of all policies."""
@@ -155,9 +198,11 @@ class Run(ExperimentTask):
     regret, oracle, reward, explored : for each episode, pseudo-regret of all users, expected revenue of their best
         slates, revenue, and the share of answered displays that served learning
     displays, clicks : answered displays and clicks of the run
+    new_displays : displays of each new arm in its first episode
+    forgotten : for each episode in which something was, its number and the share of older displays that was kept
     learned : sessions that were learned from
     theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
-        the truth has none. Arms that no good policy shows keep a large error
+        the truth has none, or of other columns. Arms that no good policy shows keep a large error
     log_odds_error : root mean square error of the log-odds over the slates of the last episode
     projection : of the final coefficients on the true ones, 1 if they are not shrunk; None if the truth has none
     rejected : episodes whose fold gave no usable estimate, so that the old one was kept
@@ -169,6 +214,8 @@ class Run(ExperimentTask):
     explored: tuple[float, ...]
     displays: int
     clicks: int
+    new_displays: tuple[int, ...]
+    forgotten: tuple[tuple[int, float], ...]
     learned: int
     theta_error: float | None
     log_odds_error: float
@@ -212,33 +259,58 @@ def run_task(settings: ExperimentSettings, task: ExperimentTask) -> Run:
         return _Experiment(settings, task).run()
 
 
+class Answered(NamedTuple):
+    """Sessions: contexts (n, d), slates (n, H), the position clicked or −1, (n,), and what was answered, (n, H)."""
+
+    contexts: Floats
+    slates: Ints
+    clicked: Ints
+    answered: NDArray[np.bool_]
+
+
 class _Experiment:
     """The state of one run."""
 
     def __init__(self, settings: ExperimentSettings, task: ExperimentTask) -> None:
         self.settings, self.task, self.chance = settings, task, Chance.of(task.seed)
-        self.whole = make_environment(
-            settings.environment,
-            dim=settings.dim,
-            arms=settings.all_arms,
-            generator=self.chance.environment,
-            features=settings.features,
-            stay=settings.stay,
-        )
+        self.whole = settings.world(self.chance.environment)
         self.world = self.whole.first_arms(settings.arms)
         self._known = self.whole.known_of_arms(settings.arms)
-        self.belief = MODELS[settings.model].prior(
-            dim=settings.dim,
-            arms=settings.arms,
-            ridge=settings.ridge,
-            features=None if self._known is None else self._known[: settings.arms],
-            intercept=bool(settings.intercept),
-        )
+        self._standardisation: Standardisation | None = None
+        self._waiting: list[Answered] = []  # sessions before the first fold, if it has to standardise
+        self.belief = self._prior(None)
         self.answers = AnswerCounts.none(arms=settings.arms, horizon=settings.horizon)
         self.displays = self.clicks = self.learned = self.rejected = self._turns = 0
+        self.new_displays: tuple[int, ...] = ()
+        self.forgotten: list[tuple[int, float]] = []
+        self._clock = 0.0  # t of M_t
+        self._changes = AT_FIRST  # noticed lately
         self._observed = 0  # displays that were learned from
         self._shares = ALL
         self._largest_norm = 1.0
+
+    def _prior(self, contexts: Floats | None) -> ClickModel:
+        """Return the belief before any data; with contexts (n, columns), priors of features follow their size there."""
+        settings, declared = self.settings, self.world.declared
+        # The paper's model for the paper's users has no effects of positions.
+        plain = settings.model == AdditiveModel.name and settings.answers == "all"
+        groups = None
+        if declared is not None:
+            groups = Groups.alike(declared.widths) if contexts is None else Groups.measured(declared.widths, contexts)
+        return MODELS[settings.model].prior(
+            dim=self.world.truth.dim if declared is None else declared.model_dim,
+            arms=len(self.world.rewards),
+            ridge=settings.ridge,
+            features=None if self._known is None else self._known[: len(self.world.rewards)],
+            intercept=bool(settings.intercept),
+            horizon=1 if plain else settings.horizon,
+            groups=groups,
+        )
+
+    def _prepared(self, contexts: Floats) -> Floats:
+        """Return contexts as the model takes them: as they are, or with declared features standardised and crossed."""
+        standardised = contexts if self._standardisation is None else self._standardisation.apply(contexts)
+        return standardised if self.world.declared is None else self.world.declared.crossing.apply(standardised)
 
     def run(self) -> Run:
         began = time.perf_counter()
@@ -253,6 +325,8 @@ class _Experiment:
             explored=explored,
             displays=self.displays,
             clicks=self.clicks,
+            new_displays=self.new_displays,
+            forgotten=tuple(self.forgotten),
             learned=self.learned,
             theta_error=error,
             log_odds_error=self._log_odds_error(),
@@ -264,21 +338,27 @@ class _Experiment:
     def _episode(self, t: int) -> tuple[float, float, float, float]:
         """Make episode t = 1 … T; return its regret, the oracle's revenue, its reward and the share explored."""
         users, horizon, repeats = self.task.users, self.settings.horizon, self.settings.repeats
-        if t == self.settings.new_at:
+        if t == self.settings.join:
             self._add_arms()
+        if self.world.later is not None and t == self.settings.episodes // 2 + 1:
+            self.world = self.world.later
+        self._clock += 1
         self._contexts = contexts = self.world.contexts(self.chance.contexts, users)
         # Both are always drawn, so that the streams are the same for every policy.
         moods, coins = self.chance.clicks.random((users, horizon)), self.chance.policy.random((users, horizon, 2))
-        self._largest_norm = max(self._largest_norm, math.sqrt(1 + float((contexts**2).sum(axis=1).max())))
+        spread = self.settings.spread > 0
+        keys = self.chance.policy.integers(2**32, size=users, dtype=np.uint32) if spread else None
+        inputs = self._prepared(contexts)
+        self._largest_norm = max(self._largest_norm, math.sqrt(1 + float((inputs**2).sum(axis=1).max())))
         rates = self.answers.rates() if self.settings.answers == "learned" else None
         planner = Planner(self.belief, self.world.rewards, horizon=horizon, repeats=repeats, answers=rates)
-        slates = self._policy(t, contexts, moods).slates(planner, contexts, uniforms=coins)
+        slates = self._policy(t, contexts, moods).slates(planner, inputs, uniforms=coins, keys=keys)
         self._slates = slates
         clicked, answered = self.world.answers(contexts, slates.arms, moods)
         displayed = np.arange(horizon) < answered[:, None]
-        self._count(slates.arms, clicked, displayed)
+        self._count(t, slates.arms, clicked, displayed)
         kept = self._journaled(slates)
-        self._learn(contexts[kept], slates.arms[kept], clicked[kept], displayed[kept])
+        self._learn(t, Answered(contexts[kept], slates.arms[kept], clicked[kept], displayed[kept]))
         valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
         best = valuer.values(contexts, valuer.best_slates(contexts))
         regret = best - valuer.values(contexts, slates.arms)
@@ -291,12 +371,13 @@ class _Experiment:
         known, self.world = len(self.world.rewards), self.whole
         count = len(self.world.rewards) - known
         features = None if self._known is None else self._known[known:]
-        self.belief = self.belief.with_arms(count, ridge=self.settings.ridge, features=features)
+        self.belief = self.belief.with_arms(count, features=features)
         self.answers = self.answers.with_arms(count)
+        self._clock = joined(self._clock, count / len(self.world.rewards), self.settings.episodes)
 
     def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:
         settings = self.settings
-        if t <= settings.warmup:
+        if t <= settings.warmup or self._waiting:
             # The first episode of digits is random by its definition. Its users see few ads, and with turns always the
             # same one: fifty users take turns at ten.
             return Random() if settings.environment == "digits" else self._round_robin(contexts, moods)
@@ -304,8 +385,9 @@ class _Experiment:
             Exploration(
                 beta=self._beta(),
                 bonus=bonus_named(settings.bonus),
+                spread=settings.spread,
                 epsilon=settings.epsilon,
-                budget=explore_budget(self.task.users, t, settings.episodes),
+                budget=explore_budget(self.task.users, self._clock, settings.episodes),
             )
         )
 
@@ -324,7 +406,7 @@ class _Experiment:
             return self.settings.beta
         # Gaussian contexts have no largest norm c_z; the largest so far stands for it.
         return theory_radius(
-            dim=self.settings.dim,
+            dim=self.belief.dim,
             arms=len(self.world.rewards),
             largest_reward=float(self.world.rewards.max()),
             largest_norm=self._largest_norm,
@@ -342,40 +424,63 @@ class _Experiment:
         self.learned += int(kept.sum())
         return kept
 
-    def _learn(self, contexts: Floats, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
-        """Fold the answers; `answered` (n, H) marks the positions that have one."""
+    def _learn(self, t: int, answers: Answered) -> None:
+        """Fold the displays of some sessions; the first ones wait until there are enough to standardise numbers by."""
+        declared = self.world.declared
+        if declared is not None and self._standardisation is None:
+            self._waiting.append(answers)
+            answers = Answered(*map(np.concatenate, zip(*self._waiting, strict=True)))
+            if len(answers.contexts) < LEAST_SESSIONS:
+                return
+            self._waiting = []
+            self._standardisation = Standardisation.estimate(answers.contexts, declared.number_columns)
+            self.belief = self._prior(self._prepared(answers.contexts))
+        contexts, slates, clicked, answered = answers
         sessions, positions = _displayed(slates, clicked, answered)
-        self.answers = self.answers.plus(
-            positions=positions,
-            arms=slates[sessions, positions],
-            answered=answered[sessions, positions].astype(np.float64),
-        )
-        sessions, positions = np.nonzero(answered)
+        arms, clicks = slates[sessions, positions], positions == clicked[sessions]
         seen = Observations(
-            contexts=contexts,
+            contexts=self._prepared(contexts),
             sessions=sessions,
-            arms=slates[sessions, positions],
-            clicked=(positions == clicked[sessions]).astype(np.float64),
+            arms=arms,
+            positions=positions,
+            clicked=clicks.astype(np.float64),
         )
         self._observed += len(seen)
+        settings, kept = self.settings, 1.0
         try:
-            self.belief = self.belief.fold(seen, estimator=self.settings.estimator).model
+            fit = self.belief.fold(
+                seen, estimator=settings.estimator, forgetting=settings.forgetting, changes=self._changes
+            )
+            self.belief, kept = fit.model, fit.kept
         except EstimationError:  # as on the stream, the old estimate stays
             self.rejected += 1
+        self._changes = changes_after(self._changes, kept)
+        if kept < 1:
+            self.forgotten.append((t, kept))
+            self._clock = restarted(self._clock, 1 - kept, settings.episodes)
+        self.answers = self.answers.faded(kept).plus(
+            positions=positions[~clicks],
+            arms=arms[~clicks],
+            answered=answered[sessions, positions][~clicks].astype(np.float64),
+        )
 
-    def _count(self, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
+    def _count(self, t: int, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
         """Count the displays and clicks of all sessions."""
         self.displays += int(answered.sum())
         self.clicks += int((clicked >= 0).sum())
-        self._turns += len(_displayed(slates, clicked, answered)[0])
+        sessions, positions = _displayed(slates, clicked, answered)
+        self._turns += len(sessions)
+        if t == self.settings.join:
+            shown = np.bincount(slates[sessions, positions], minlength=self.settings.all_arms)
+            self.new_displays = tuple(shown[self.settings.arms :].tolist())
 
     def _log_odds_error(self) -> float:
         sessions, positions = np.nonzero(self._slates.arms != NO_ARM)
-        off = self.belief.log_odds(self._contexts) - self.world.truth.log_odds(self._contexts)
+        off = self.belief.log_odds(self._prepared(self._contexts)) - self.world.truth.log_odds(self._contexts)
         return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
 
     def _coefficient_error(self) -> tuple[float | None, float | None]:
-        if isinstance(self.world.truth, DigitsTruth):
+        if isinstance(self.world.truth, DigitsTruth) or self.world.declared is not None:
             return None, None
         estimates, truth = true_heads(self.belief), true_heads(self.world.truth)
         error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=1).mean()))

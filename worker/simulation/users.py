@@ -74,7 +74,7 @@ class Cohort:
     needs : (n, H), the log-odds that an arm must exceed to be clicked at a position
     dues : (n, H), the times at which displays are answered if no decision is late
     stays : (n, H), whether the user answers the display, if its arm does not make the user leave
-    tempers : (n, H), in [0, 1), the answer rate that the arm at a position must exceed for an answer
+    tempers : (n, H), in [0, 1), what `stay` of the arm at a position must exceed for a pass; otherwise the user leaves
     transits, copies : (n, H + 1), the delays of the arrival and of each answer, and of their second copies (0: none)
     answered, clicked : (n,), the positions answered so far, and the index of the arm that was clicked, NO_ARM if none
     """
@@ -255,9 +255,9 @@ class Users:
             if position > self.horizon or not cohort.stays[index, position - 1]:
                 break
             known = self._index.get(arm, -1)
-            if cohort.tempers[index, position - 1] >= self._stay[known]:
-                break
             clicked = bool(cohort.needs[index, position - 1] < cohort.odds[index, known])
+            if not clicked and cohort.tempers[index, position - 1] >= self._stay[known]:
+                break
             occurred_at = max(cohort.dues[index][position - 1], now)
             feedback = Feedback(
                 session_id=decision.session_id,
@@ -300,9 +300,9 @@ class Users:
     def outcomes(self, period: int, users: Ints, slates: Ints) -> tuple[Ints, Ints]:
         """Return `first_clicks` of users (m,) on slates (m, H), the same as `answer` gives step by step."""
         cohort = self.cohort(period)
-        odds = cohort.odds[users[:, None], slates]  # NO_ARM is the last column: −inf
-        stays = cohort.stays[users] & (cohort.tempers[users] < self._stay[slates]) & (slates != NO_ARM)
-        return first_clicks(cohort.needs[users] < odds, np.logical_and.accumulate(stays, axis=1))
+        clicks = cohort.needs[users] < cohort.odds[users[:, None], slates]  # NO_ARM is the last column: −inf
+        stays = cohort.stays[users] & (clicks | (cohort.tempers[users] < self._stay[slates])) & (slates != NO_ARM)
+        return first_clicks(clicks, np.logical_and.accumulate(stays, axis=1))
 
 
 def _twice(record: Sent, transit: int, copy: int) -> list[Sent]:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from worker.bandit.answers import Cascade
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import values_of_slates
@@ -119,7 +120,7 @@ class Valuer:
     def values(self, contexts: Floats, slates: Ints) -> Floats:
         """Return the expected revenue of slates: (n, d), (n, H) → (n,)."""
         chances = sigmoid(self._world.truth.log_odds_of(contexts, slates))
-        return values_of_slates(chances, self.rewards[slates], self._world.answer_rates(slates))[:, 0]
+        return values_of_slates(chances, self.rewards[slates], self._world.staying(slates))[:, 0]
 
     def best_slates(self, contexts: Floats) -> Ints:
         """Return the best slates: (n, d) → (n, H)."""
@@ -136,7 +137,7 @@ def best_repeated(chances: Floats, rewards: Floats, stay: Floats, horizon: int) 
     """
     slates, ahead = np.full((len(chances), horizon), NO_ARM), np.zeros((len(chances), 1))
     for position in reversed(range(horizon)):
-        values = stay * (chances * rewards + (1 - chances) * ahead)
+        values = chances * rewards + (1 - chances) * stay * ahead
         slates[:, position], ahead = values.argmax(axis=1), values.max(axis=1, keepdims=True)
     return slates
 
@@ -150,13 +151,13 @@ def best_distinct(chances: Floats, rewards: Floats, stay: Floats, horizon: int) 
     >>> best_distinct(np.array([[0.5, 0.1, 0.9]]), np.array([1.0, 2.0, 1.1]), np.ones(3), horizon=2)
     array([[1, 2]])
     """
-    rows, order = np.arange(len(chances)), by_worth(chances.T, rewards, stay, np.ones(horizon))
+    rows, order = np.arange(len(chances)), by_worth(chances.T, rewards, Cascade(rates=stay[None]))
     # With 0 … H displays left, the best of the arms so far.
     values = np.zeros((horizon + 1, len(chances)))
     slates = np.full((horizon + 1, len(chances), horizon), NO_ARM)
     for arm in order[::-1]:
         f = chances[rows, arm]
-        with_it = stay[arm] * (f * rewards[arm] + (1 - f) * values[:-1])
+        with_it = f * rewards[arm] + (1 - f) * stay[arm] * values[:-1]
         better = with_it > values[1:]
         values[1:] = np.where(better, with_it, values[1:])
         first = np.broadcast_to(arm[:, None], (horizon, len(arm), 1))

@@ -9,7 +9,7 @@ Rules that hold in this file:
 - Without a declaration, the first catalogue gives it: a feature that is a number in every ad is a number, any other is
   a category with the values that occur, in the order of their first appearance.
 - Numbers are standardised by mean and deviation over the first catalogue, which the declaration keeps, and clipped like
-  contexts. A number that was constant has scale 1.
+  contexts. A number that was constant has scale 1. No exponent is chosen: catalogues are too small to judge by.
 """
 
 from __future__ import annotations
@@ -105,5 +105,5 @@ def check_ads(declared: Sequence[Feature], arms: Iterable[Arm]) -> None:
 def _scaled(feature: Feature, arms: Sequence[Arm]) -> Feature:
     if feature.kind != "number" or feature.centre is not None:
         return feature
-    standard = Standardisation.estimate(numbers_of(feature, arms)[:, None])
+    standard = Standardisation.estimate(numbers_of(feature, arms)[:, None], straighten=False)
     return replace(feature, centre=float(standard.centre[0]), scale=float(standard.scale[0]))

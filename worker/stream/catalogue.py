@@ -20,11 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from worker.bandit.answers import AnswerCounts
+from worker.bandit.bonuses import joined
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, with_ads
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
-from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model, parameters_of
+from worker.stream.parameters import NEVER, Parameters, ad_columns, counts_for, first_model, parameters_of
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import too_large
 from worker.stream.versions import KEPT
@@ -89,7 +90,14 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> 
     current = replace(current, settings=settings)
     added = len(arms) - len(current.arms)
     answers = current.answers.with_arms(added) if added and current.answers is not None else current.answers
-    changed = replace(current, arms=tuple(arms), model=_grown(current, arms), answers=answers)
+    share = added / max(1, sum(arm.active for arm in arms))
+    changed = replace(
+        current,
+        arms=tuple(arms),
+        model=_grown(current, arms),
+        answers=answers,
+        clock=joined(current.clock, share, settings.horizon_episodes),
+    )
     if added and (reason := too_large(changed)):
         return Refusal(order=order, reason=reason)
     return changed
@@ -103,7 +111,7 @@ def _grown(current: Parameters, arms: Sequence[Arm]) -> ClickModel:
     columns = ad_columns(settings, arms)
     model = current.model
     if added:
-        model = model.with_arms(added, ridge=settings.ridge, features=columns[-added:])
+        model = model.with_arms(added, features=columns[-added:])
     return model.with_features(columns)
 
 
@@ -218,16 +226,26 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
     pending = target.pending
     if pending is not None:
         pending = pending.renamed([indices.get(arm.arm, -1) for arm in target.arms])
+    thresholds, ties = (fitted_thresholds(one, current.settings.horizon) for one in (target.thresholds, target.ties))
+    known = target.indices
+    fresh = sum(arm.active and arm.arm not in known for arm in arms)
+    if fresh and any(thresholds):
+        # The width of an arm that the target does not have exceeds its thresholds for nearly every session.
+        thresholds, ties = (NEVER,) * current.settings.horizon, ()
+    share = fresh / max(1, sum(arm.active for arm in arms))
     taken = replace(
         current,
         arms=arms,
-        model=align(target.model, target.arms, arms, settings=current.settings),
+        model=align(target.model, target.arms, arms, settings=current.settings).with_horizon(current.settings.horizon),
         folds=target.folds,
+        clock=joined(target.clock, share, current.settings.horizon_episodes),
+        kept=target.kept,
+        changes=target.changes,
         observations=target.observations,
         expected_sessions=target.expected_sessions,
         explore_budget=target.explore_budget,
-        thresholds=fitted_thresholds(target.thresholds, current.settings.horizon),
-        ties=fitted_thresholds(target.ties, current.settings.horizon),
+        thresholds=thresholds,
+        ties=ties,
         answers=align_answers(target, arms, current.settings),
         radius=target.radius,
         standardisation=target.standardisation,
@@ -244,7 +262,7 @@ def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, set
     indices = {name: index for index, name in enumerate(names)}
     fresh = [row for row, arm in enumerate(wanted) if arm.arm not in indices]
     indices |= {wanted[row].arm: len(names) + number for number, row in enumerate(fresh)}
-    grown = model.with_arms(len(fresh), ridge=settings.ridge, features=columns[fresh]) if fresh else model
+    grown = model.with_arms(len(fresh), features=columns[fresh]) if fresh else model
     return grown.choose_arms([indices[arm.arm] for arm in wanted]).with_features(columns)
 
 
@@ -256,6 +274,7 @@ def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
     return replace(
         parameters,
         settings=settings,
+        model=parameters.model.with_horizon(settings.horizon),
         thresholds=fitted_thresholds(parameters.thresholds, settings.horizon),
         ties=fitted_thresholds(parameters.ties, settings.horizon),
         answers=align_answers(parameters, parameters.arms, settings),

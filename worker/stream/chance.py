@@ -20,12 +20,14 @@ The learner folds at most `learn_at_most` sessions per window, about. Beyond tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats
 from worker.errors import InputError
@@ -52,6 +54,19 @@ def journal_number(salt: str, session_id: str) -> float:
     return _number(salt, session_id, b"journal")
 
 
+def hashed_column(name: str, value: str, columns: int) -> int:
+    """Return the column, from 0, that a value of a hashed category marks: blake2b(value) mod columns.
+
+    The key of the hash is made from the name of the feature, so equal values of two features are independent.
+
+    >>> hashed_column("country", "DE", 16), hashed_column("country", "FR", 16), hashed_column("city", "DE", 16)
+    (15, 6, 13)
+    """
+    key = blake2b(name.encode(), digest_size=32).digest()
+    digest = blake2b(value.encode(), digest_size=8, key=key, person=b"feature").digest()
+    return int.from_bytes(digest, "little") % columns
+
+
 def _number(salt: str, session_id: str, purpose: bytes) -> float:
     digest = blake2b(session_id.encode(), digest_size=8, key=_key(salt), person=purpose).digest()
     return (int.from_bytes(digest, "little") >> 11) * _UNIT
@@ -72,6 +87,16 @@ def session_uniforms(salt: str, session_ids: list[str], horizon: int) -> Floats:
             digests.append(blake2b(name, digest_size=64, key=key, person=b"arms", salt=salted).digest())
     words = np.frombuffer(b"".join(digests), dtype="<u8").reshape(len(session_ids), -1, 2)[:, :horizon]
     return np.asarray((words >> np.uint64(11)) * _UNIT, dtype=np.float64)
+
+
+def stable_keys(names: Iterable[str], salt: str = "") -> NDArray[np.uint32]:
+    """Return a number for each name, by which sessions spread their optimism over arms.
+
+    >>> stable_keys(["a", "b"]).tolist()
+    [3904355907, 1908338681]
+    """
+    start = crc32(salt.encode())
+    return np.fromiter((crc32(name.encode(), start) for name in names), dtype=np.uint32)
 
 
 @lru_cache(maxsize=64)

@@ -3,10 +3,10 @@
 Ages, cents and seconds stand next to marks of 0 and 1. The first fold estimates the mean and the standard deviation of
 every number from all sessions so far, at least `LEAST_SESSIONS` (docs/design.md §5). From then on the model works on
 
-    clip((x − centre) / scale, ±8)          a missing number is 0, the mean
+    clip((y − centre) / scale, ±8)          y = x, or a power of a skewed number; a missing number is 0, the mean
 
 so that priors, β and gates mean the same everywhere. Columns of categories have centre 0 and scale 1, and a number that
-was constant has scale 1.
+was constant has scale 1. `yeo_johnson.py` chooses the exponents of skewed numbers.
 
 Until enough sessions have come, the version itself carries those of the windows so far, as `ObservedSessions`. So
 nothing is lost, and a learner that restarts has them as well.
@@ -15,7 +15,7 @@ nothing is lost, and a learner that restarts has them as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import nan
 from struct import Struct
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from worker.bandit.arrays import Floats, Ints
 from worker.bandit.click_model import Observations
 from worker.errors import InputError
+from worker.stream.yeo_johnson import chosen_scale, inverse, slope, yeo_johnson
 
 #: A number of a context that is missing. One object, so that contexts with missing numbers are equal to themselves: a
 #: tuple compares its items by identity first.
@@ -59,63 +60,102 @@ def stack_packed(packed: Sequence[bytes], dim: int) -> NDArray[np.float64]:
 LEAST_SESSIONS: Final = 100
 #: Largest absolute value of a standardised number.
 LARGEST_STANDARD: Final = 8.0
+#: Names of the arrays of a standardisation.
+SCALES: Final = ("centre", "scale", "exponent", "unit")
 #: A number whose values differ by less than this share of the largest was constant, up to rounding.
 _CONSTANT: Final = 1e-13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Standardisation:
-    """Centre (d,) and scale (d,) of contexts."""
+    """Centre (d,) and scale (d,) of contexts, of skewed numbers after Yeo and Johnson's transformation.
+
+    `exponent` (d,) and `unit` (d,) are those of the transformation; an exponent of 1 leaves a number as it is.
+    """
 
     centre: Floats
     scale: Floats
+    exponent: Floats = field(default_factory=lambda: np.zeros(0))
+    unit: Floats = field(default_factory=lambda: np.zeros(0))
+    skewed: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.centre.ndim != 1 or self.centre.shape != self.scale.shape:
-            raise InputError("standardisation: centre and scale must be lists of the same length")
-        if not (np.isfinite(self.centre).all() and np.isfinite(self.scale).all() and (self.scale > 0).all()):
-            raise InputError("standardisation: centre and scale must be finite, and scale above zero")
+        for name in ("exponent", "unit"):
+            if not getattr(self, name).size:
+                object.__setattr__(self, name, np.ones(self.centre.shape))
+        arrays = [getattr(self, name) for name in SCALES]
+        if self.centre.ndim != 1 or any(one.shape != self.centre.shape for one in arrays):
+            raise InputError(f"standardisation: {', '.join(SCALES)} must be lists of the same length")
+        if not (np.isfinite(arrays).all() and (self.scale > 0).all() and (self.unit > 0).all()):
+            raise InputError("standardisation: all numbers must be finite, scale and unit above zero")
+        object.__setattr__(self, "skewed", np.flatnonzero(self.exponent != 1))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Standardisation):
             return NotImplemented
-        return np.array_equal(self.centre, other.centre) and np.array_equal(self.scale, other.scale)
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in SCALES)
 
     __hash__ = None  # type: ignore[assignment]
 
     @classmethod
-    def estimate(cls, contexts: Floats, numbers: NDArray[np.bool_] | None = None) -> Standardisation:
+    def estimate(
+        cls, contexts: Floats, numbers: NDArray[np.bool_] | None = None, *, straighten: bool = True
+    ) -> Standardisation:
         """Return mean and standard deviation of contexts (n, d); only of the columns `numbers`, (d,), if given.
 
-        Missing values count for nothing. Values are divided by the largest before they are squared, so that none of
-        them overflows.
+        With `straighten`, skewed numbers get an exponent first. Missing values count for nothing. Values are divided by
+        the largest before they are squared, so that none of them overflows.
 
-        >>> Standardisation.estimate(np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]]))
-        Standardisation(centre=array([2., 5.]), scale=array([1., 1.]))
+        >>> known = Standardisation.estimate(np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]]))
+        >>> known.centre, known.scale, known.exponent
+        (array([2., 5.]), array([1., 1.]), array([1., 1.]))
         """
+        exponent, unit = np.ones((2, contexts.shape[1]))
+        for column in np.flatnonzero(straighten & (np.ones(len(unit), dtype=bool) if numbers is None else numbers)):
+            exponent[column], unit[column] = chosen_scale(contexts[:, column])
+        contexts = _straightened(contexts, np.flatnonzero(exponent != 1), exponent, unit)
         there = np.isfinite(contexts)
         known = np.where(there, contexts, 0.0)
         count = np.maximum(there.sum(axis=0), 1)
         largest = np.abs(known).max(axis=0, initial=0.0)
-        unit = np.where(largest > 0, largest, 1.0)
+        size = np.where(largest > 0, largest, 1.0)
         with np.errstate(under="ignore"):
-            parts = known / unit
+            parts = known / size
             mean = parts.sum(axis=0) / count
             squares = np.where(there, parts - mean, 0.0) ** 2
             deviation = np.sqrt(squares.sum(axis=0) / count)
-            centre, scale = mean * unit, deviation * unit
+            centre, scale = mean * size, deviation * size
         varies = (deviation > _CONSTANT) & (scale > 0)
         if numbers is not None:
             centre, varies = np.where(numbers, centre, 0.0), varies & numbers
-        return cls(centre=centre, scale=np.where(varies, scale, 1.0))
+        return cls(centre=centre, scale=np.where(varies, scale, 1.0), exponent=exponent, unit=unit)
 
     def apply(self, contexts: Floats) -> Floats:
         """Return contexts (n, d) standardised; every number depends on itself alone."""
+        if len(self.skewed):
+            contexts = _straightened(contexts, self.skewed, self.exponent, self.unit)
         with np.errstate(over="ignore"):
             standard = (contexts - self.centre) / self.scale
         np.maximum(standard, -LARGEST_STANDARD, out=standard)  # two calls in place of `clip`, which is slow for few
         np.minimum(standard, LARGEST_STANDARD, out=standard)
         return without_gaps(standard)
+
+    @property
+    def typical(self) -> tuple[Floats, Floats]:
+        """The numbers that are standardised to 0, and the size of a standard deviation there, as contexts come."""
+        centre, scale, columns = self.centre.copy(), self.scale.copy(), self.skewed
+        exponent, unit = self.exponent[columns], self.unit[columns]
+        centre[columns] = inverse(self.centre[columns], exponent, unit)
+        scale[columns] /= slope(centre[columns], exponent, unit)
+        return centre, scale
+
+
+def _straightened(contexts: Floats, columns: Ints, exponent: Floats, unit: Floats) -> Floats:
+    if not len(columns):
+        return contexts
+    straight = contexts.copy()
+    straight[:, columns] = yeo_johnson(contexts[:, columns], exponent[columns], unit[columns])
+    return straight
 
 
 def without_gaps(contexts: Floats) -> Floats:
@@ -177,6 +217,7 @@ class ObservedSessions:
             contexts=prepare(self.contexts[rows]),
             sessions=sessions.astype(np.intp),
             arms=self.arms,
+            positions=self.positions - 1,
             clicked=self.clicked,
         )
 

@@ -1,12 +1,12 @@
-"""The episode record of a closed window: revenue, expected revenue, regret, and ads that users do not answer.
+"""The episode record of a closed window: revenue, regret, what was forgotten, and ads that users do not answer.
 
 - `reward` and `expected_reward` are by the version that served each session, with its prices; if that version is no
   longer kept, by the parent of the fold.
 - `explored` counts a session by the share of its positions that explored, so that it compares with M_t.
 - `regret_bound` is the mean optimistic gap V^ucb − V̂^π per session, `regret_posterior` the mean posterior regret, of
-  the slates as served, under the estimate after the window (docs/math.md §6). Both are means over an evenly spread
-  sample of the sessions, and both take every arm as eligible that is active or in one of these slates: else a slate
-  with a retired arm could be better than the best.
+  the slates as served, under the estimate after the window (docs/math.md §6). Both hold if the model is right. Both are
+  means over an evenly spread sample of the sessions, and both take every arm as eligible that is active or in one of
+  these slates: else a slate with a retired arm could be better than the best.
 - Where a share of the sessions is journaled, each of them stands for 1/share sessions in all of this (`chance.py`).
 - A number that cannot be computed, or that leaves the floating-point range, is null (0 for the two rewards). An
   assessment never fails.
@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Episode
@@ -30,10 +30,11 @@ from worker.stream.folding import one_thread, spread
 from worker.stream.joining import ClosedWindow
 from worker.stream.parameters import Parameters
 
-#: Displays from which a rate is judged. It starts at the rate of all ads, with the weight of 20 displays, so no rate
-#: can fall below `COLLAPSED` before about 60 displays, all of them without an answer.
+#: Displays without a click from which an ad is judged, and passes that are usual for so many. A rate starts at the rate
+#: of all ads, with the weight of 20 displays, so none can fall below `COLLAPSED` before about 60 displays.
 LEAST_DISPLAYS: Final = 50
-#: Share of the median rate below which the rate of an ad has collapsed.
+LEAST_PASSES: Final = 10.0
+#: Share of the median below which an ad has collapsed.
 COLLAPSED: Final = 0.25
 #: Ads that are named.
 MOST_NAMED: Final = 10
@@ -41,7 +42,7 @@ MOST_NAMED: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredArm:
-    """An active ad, the rate at which its displays are answered, and how many displays that is judged by."""
+    """An active ad, the share of its displays that get a click or a pass, and its displays without a click."""
 
     arm: str
     rate: float
@@ -50,9 +51,9 @@ class AnsweredArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answering:
-    """The active ads with the lowest answer rates; `collapsed` counts those that hardly ever get an answer.
+    """The active ads that are answered least; `collapsed` counts those that hardly ever get an answer.
 
-    `lowest` has at most `MOST_NAMED` ads, the lowest rate first: so the first `collapsed` of them are those.
+    `lowest` has at most `MOST_NAMED` ads, those that have collapsed first.
     """
 
     lowest: tuple[AnsweredArm, ...]
@@ -60,19 +61,25 @@ class Answering:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The ids of the ads whose rate has collapsed, at most `MOST_NAMED`."""
+        """The ids of the ads that have collapsed, at most `MOST_NAMED`."""
         return tuple(one.arm for one in self.lowest[: self.collapsed])
 
 
 def answering(parameters: Parameters) -> Answering | None:
-    """Return what is known of the answer rates of active ads; None where they are not learned.
+    """Return which active ads are answered least; None where it is not learned who goes on.
 
+    An ad has collapsed if hardly anybody goes on after it, and it gets hardly any clicks: the share of its displays
+    with any feedback is f_k + (1 − f_k) ρ_k, for the average user. One of the two alone is a matter of taste.
+
+    >>> from worker.bandit.additive import AdditiveModel
     >>> from worker.bandit.answers import AnswerCounts
     >>> from worker.stream.settings import Arm, LearningSettings
     >>> from dataclasses import replace
-    >>> first = Parameters.first(LearningSettings(dim=1, horizon=1), tuple(Arm(arm=name, reward=1) for name in "abc"))
-    >>> counts = AnswerCounts(displayed=np.array([[100.0, 100.0, 100.0]]), answered=np.array([[90.0, 0.0, 80.0]]))
-    >>> answering(replace(first, answers=counts)).unanswered
+    >>> settings = LearningSettings(dim=1, horizon=1, model="additive", intercept=False)
+    >>> first = Parameters.first(settings, tuple(Arm(arm=name, reward=1) for name in "abcd"))
+    >>> counts = AnswerCounts(displayed=np.full((1, 4), 100.0), answered=np.array([[90.0, 0.0, 0.0, 80.0]]))
+    >>> known = AdditiveModel.certain(np.zeros(1), np.array([-2.0, -5.0, 0.0, -2.0]))  # c is clicked by half
+    >>> answering(replace(first, answers=counts, model=known)).unanswered
     ('b',)
     """
     counts, rates = parameters.answers, parameters.rates
@@ -80,15 +87,18 @@ def answering(parameters: Parameters) -> Answering | None:
         return None
     active = np.array([arm.active for arm in parameters.arms], dtype=bool)
     displays = counts.displayed.sum(axis=0)
-    judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS))
-    if not len(judged):
+    if not active.any():
         return Answering(lowest=(), collapsed=0)
-    bound = COLLAPSED * median(rates.arms[active].tolist())  # numpy's imports a large module first
-    order = judged[np.argsort(rates.arms[judged], kind="stable")][:MOST_NAMED].tolist()
+    clicked = sigmoid(parameters.model.biases)
+    answered = clicked + (1 - clicked) * np.minimum(1.0, rates.arms)
+    usual, usually = (median(shares[active].tolist()) for shares in (rates.arms, answered))  # numpy's is slow to load
+    judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS) & (displays * usual >= LEAST_PASSES))
+    collapsed = (rates.arms < COLLAPSED * usual) & (answered < COLLAPSED * usually)
+    order = judged[np.lexsort((answered[judged], ~collapsed[judged]))][:MOST_NAMED].tolist()
     lowest = tuple(
-        AnsweredArm(arm=parameters.arms[k].arm, rate=float(rates.arms[k]), displays=int(displays[k])) for k in order
+        AnsweredArm(arm=parameters.arms[k].arm, rate=float(answered[k]), displays=int(displays[k])) for k in order
     )
-    return Answering(lowest=lowest, collapsed=int((rates.arms[judged] < bound).sum()))
+    return Answering(lowest=lowest, collapsed=int(collapsed[judged].sum()))
 
 
 T = TypeVar("T")
@@ -149,6 +159,7 @@ def episode_of(
         smallest_eigenvalue=_finite(eigenvalue),
         lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
         unanswered_arms=answered.unanswered or None if answered else None,
+        kept=current.kept if steps is not None and current.kept < 1 else None,
     )
 
 

@@ -343,12 +343,15 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     regret_bound: Annotated[
         Number | None,
         described(
-            "Mean optimistic gap per session: an upper bound on the regret at the confidence of beta; null if not "
-            "computable."
+            "Mean optimistic gap per session: an upper bound on the regret at the confidence of beta, if the model is "
+            "right; null if not computable."
         ),
     ]
     regret_posterior: Annotated[
-        Number | None, described("Mean regret per session expected under the posterior; null if not computable.")
+        Number | None,
+        described(
+            "Mean regret per session expected under the posterior, if the model is right; null if not computable."
+        ),
     ]
     frozen: Annotated[bool, described("Whether learning is frozen; then the window made no version.")]
     rejected: Annotated[
@@ -362,7 +365,9 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     smallest_eigenvalue: Annotated[Number | None, described("Smallest eigenvalue of the precision in force.")] = None
     lowest_answer_rate: Annotated[
         Rate | None,
-        described("Lowest rate at which displays of an active arm are answered; null or absent if no rate is known."),
+        described(
+            "Lowest share of the displays of an active arm that get a click or a pass; null or absent if none is known."
+        ),
     ] = None
     unanswered_arms: Annotated[
         tuple[Identifier, ...] | None,
@@ -376,6 +381,13 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
             "Number of sessions that were learned from, if not all were. Displays, clicks, reward, expected_reward and "
             "explored are extrapolated to the sessions that were not journaled; uncertain sessions are not in them. "
             "Missing: all were."
+        ),
+    ] = None
+    kept: Annotated[
+        Probability | None,
+        described(
+            "Share of what older sessions have said that the fold of this window kept. Below 1 if they were forgotten, "
+            "because users or ads have changed, or by the setting forgetting. Missing: all of it was kept."
         ),
     ] = None
 

@@ -3,15 +3,18 @@
 The choice comes from the kernel that serves, in float32. The numbers are computed again in float64, so of two arms
 whose scores agree in the first seven digits the choice may seem to be the second best.
 
-A display of arm k at position h is answered with probability s = min(1, ρ_k r_h), 1 where rates are not learned
-(docs/math.md §8). With repeats, all eligible arms compete at every position:
+Arm k at position h is clicked with probability f = f_kh. Of the users who do not click, the share s = min(1, ρ_k r_h)
+goes on, 1 where rates are not learned (docs/math.md §8). With repeats, all eligible arms compete at every position:
 
-    score = q + s · bonus        q = Q̂_h(k) = s [f e + (1 − f) V_{h+1}]
+    score = q + bonus        q = Q̂_h(k) = f e + (1 − f) s V_{h+1}
 
-The bonus is 0 if the position exploits; `myopic-ucb` takes every position as the first and the last one: V_{h+1} = 0
-and s of position 1. Without repeats (docs/math.md §7) arms are shown in an order, by falling reward or, where users
-leave, by ρ f e / (1 − ρ (1 − f)), so only those after the last one shown compete. With m displays left, arm k earns
-s [f_k e_k + (1 − f_k) V(k+1, m−1)]: q under the estimate, score under the optimistic probabilities of the bonus if the
+The bonus is 0 if the position exploits. Each session multiplies the bonus of each arm by a factor of its own, by its
+id: the spread. Without an id, factors are 1. `myopic-ucb` takes every position as the first and the last one, V_{h+1} =
+0, and has no spread.
+
+Without repeats (docs/math.md §7) arms are shown in an order, by falling reward or, where positions differ or users
+leave, by f e / (1 − s (1 − f)), so only those after the last one shown compete. With m displays left, arm k earns
+f_k e_k + (1 − f_k) s V(k+1, m−1): q under the estimate, score under the optimistic probabilities of the bonus if the
 session explores. The bonus is the difference. A slate that ends too early is filled up with other arms, which compete
 for the rest by the revenue of their own.
 """
@@ -26,20 +29,23 @@ from typing import TypeAlias
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
-from worker.bandit.bonuses import bonus_named, theory_radius
+from worker.bandit.bonuses import Spread, bonus_named, theory_radius
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import Masked, Planner, optimal_values
 from worker.bandit.policies import Greedy, MyopicUcb, Random, policy_named
 from worker.errors import InputError
+from worker.stream.chance import lottery, session_uniforms, stable_keys
 from worker.stream.parameters import Parameters
-from worker.stream.tastes import Contribution, context_columns, contributions
+from worker.stream.tastes import Contribution, context_columns, contributions, position_effect, strongest_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """An arm that competed for a position.
 
-    answer_rate : probability that its display is answered; None where rates are not learned
+    probability : of a click at this position
+    answer_rate : share of the users without a click who go on; None where rates are not learned
+    spread : factor of the session on the bonus; None without a session, or if the policy has no spread
     contributions : the parts of its log-odds, the largest first
     """
 
@@ -50,12 +56,13 @@ class Candidate:
     bonus: float
     score: float
     answer_rate: float | None = None
+    spread: float | None = None
     contributions: tuple[Contribution, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A position of the slate: the competing arms, the choice, and the expected revenue after a pass (continuation)."""
+    """A position of the slate: the competing arms, the choice, and the revenue of a user who goes on (continuation)."""
 
     position: int
     continuation: float
@@ -74,11 +81,17 @@ class Explanation:
 
 
 def explain(
-    parameters: Parameters, context: Floats, excluded: Ints, *, names: tuple[str, ...] | None = None
+    parameters: Parameters,
+    context: Floats,
+    excluded: Ints,
+    *,
+    session: str | None = None,
+    names: tuple[str, ...] | None = None,
 ) -> Explanation:
     """Plan one session with this context, (d,), as it came, without the arms at the indices `excluded`.
 
-    `names` are those of the numbers of the context, if they are not those of the version.
+    `session` is its id: it spreads optimism, and breaks ties with a threshold. `names` are those of the numbers of the
+    context, if they are not those of the version.
     """
     given, context = context, parameters.prepared(context[None, :])[0]
     parameters = _with_radius(parameters, context)
@@ -88,8 +101,8 @@ def explain(
         nothing = Position(position=1, continuation=0.0, choice=None, mode="none", arms=())
         return Explanation(slate=(), positions=(nothing,), notes=("no arm is eligible: the slate is empty",))
     with np.errstate(all="ignore"):
-        slate, explored = _served(parameters, planner, context, planner.masked([excluded.tolist()]))
-        contest = _Contest(parameters, planner, context, eligible, explores=any(explored))
+        slate, explored = _served(parameters, planner, context, planner.masked([excluded.tolist()]), session)
+        contest = _Contest(parameters, planner, context, eligible, session, explores=any(explored))
         reasons = {
             index: contributions(parameters, index, given, context, names or context_columns(parameters))
             for index in eligible.tolist()
@@ -98,7 +111,7 @@ def explain(
     return Explanation(
         slate=tuple(position.choice for position in positions if position.choice is not None),
         positions=tuple(positions),
-        notes=_notes(parameters),
+        notes=_notes(parameters, session),
     )
 
 
@@ -107,7 +120,7 @@ def _with_radius(parameters: Parameters, context: Floats) -> Parameters:
     if parameters.settings.beta != "theory" or parameters.radius > 0:
         return parameters
     radius = theory_radius(
-        dim=parameters.settings.dim,
+        dim=parameters.settings.model_dim,
         arms=len(parameters.arms),
         largest_reward=float(parameters.rewards.max()),
         largest_norm=math.hypot(1.0, *context.tolist()),
@@ -118,20 +131,38 @@ def _with_radius(parameters: Parameters, context: Floats) -> Parameters:
 
 
 def _served(
-    parameters: Parameters, planner: Planner, context: Floats, masked: Masked | None
+    parameters: Parameters, planner: Planner, context: Floats, masked: Masked | None, session: str | None
 ) -> tuple[list[int], list[bool]]:
     """Return the arms that serving shows, and whether each position explores; greedy for a policy that draws.
 
-    There is no session to break ties with a threshold by, so all of them explore.
+    Without a session to break ties with a threshold by, all of them explore.
     """
-    policy = Greedy() if policy_named(parameters.settings.policy).draws else replace(parameters, ties=()).policy()
-    slates = policy.slates(planner, context[None, :], masked)
+    settings, chance, keys = parameters.settings, None, None
+    if session is None:
+        parameters = replace(parameters, ties=())
+    else:
+        chance = session_uniforms(settings.salt, [session], settings.horizon)
+        keys = stable_keys([session], settings.salt)
+    policy = Greedy() if policy_named(settings.policy).draws else parameters.policy()
+    slates = policy.slates(planner, context[None, :], masked, chance, keys)
     arms = slates.arms[0].tolist()
     length = arms.index(NO_ARM) if NO_ARM in arms else len(arms)
     return arms[:length], slates.explored[0, :length].tolist()
 
 
-def _notes(parameters: Parameters) -> tuple[str, ...]:
+def _spread(parameters: Parameters, session: str | None) -> Spread | None:
+    """Return the spread of this session; None if there is none."""
+    if session is None or not _has_spread(parameters):
+        return None
+    settings = parameters.settings
+    return Spread(share=settings.spread, keys=stable_keys([session], settings.salt))
+
+
+def _has_spread(parameters: Parameters) -> bool:
+    return parameters.settings.spread > 0 and hasattr(parameters.policy(), "spread")
+
+
+def _notes(parameters: Parameters, session: str | None) -> tuple[str, ...]:
     settings = parameters.settings
     policy = policy_named(settings.policy)
     notes = []
@@ -145,10 +176,16 @@ def _notes(parameters: Parameters) -> tuple[str, ...]:
     elif policy.draws:
         notes.append(f"epsilon-greedy: with probability {settings.epsilon:g} a position shows any eligible arm instead")
     if settings.random_share > 0:
-        notes.append(f"{settings.random_share:.1%} of sessions have a random slate instead (random_share)")
+        drawn = session is not None and lottery(settings.salt, session) < settings.random_share
+        one = ", and this is one of them" if drawn else ""
+        notes.append(f"{settings.random_share:.1%} of sessions have a random slate instead (random_share){one}")
     if policy.is_selective and not parameters.thresholds:
         notes.append("no exploration thresholds for this horizon: every position explores")
-    if policy.is_selective and parameters.policy().needs_chance:
+    if session is None and _has_spread(parameters):
+        notes.append(
+            f"no session id: without the spread of {settings.spread:g}, by which sessions differ in their bonuses"
+        )
+    if session is None and policy.is_selective and parameters.policy().needs_chance:
         notes.append(
             "ties: of the sessions with exactly the score of a threshold, serving lets a share explore, by their ids; "
             "here all of them explore"
@@ -156,33 +193,48 @@ def _notes(parameters: Parameters) -> tuple[str, ...]:
     return tuple(notes)
 
 
-#: A round of the contest: columns that compete, revenue after the position, q, score and answer rates of all columns.
-_Round: TypeAlias = tuple[Ints, float, Floats, Floats, Floats]
+#: A round of the contest: columns that compete, revenue after the position, the position (from 0) whose probabilities
+#: and rates count, q and score of all columns.
+_Round: TypeAlias = tuple[Ints, float, int, Floats, Floats]
 
 
 class _Contest:
     """The eligible arms of one session, one column each, in float64; in the order of showing if arms may not repeat.
 
-    `rates` (H, columns) are the answer rates.
+    `first` (columns,) are the click probabilities at the first position, `chances` (H, columns) those at each, `rates`
+    (H, columns) the shares of the users without a click who go on, `factors` (columns,) those of the spread.
     """
 
     def __init__(
-        self, parameters: Parameters, planner: Planner, context: Floats, eligible: Ints, *, explores: bool
+        self,
+        parameters: Parameters,
+        planner: Planner,
+        context: Floats,
+        eligible: Ints,
+        session: str | None,
+        *,
+        explores: bool,
     ) -> None:
         self.parameters, self.settings = parameters, parameters.settings
         self.policy = policy_named(self.settings.policy)
         if not self.settings.repeats:
-            eligible = _in_order(parameters, planner, context, eligible, explores=explores)
+            eligible = _in_order(parameters, planner, context, eligible, session, explores=explores)
         self.arms, self.rewards = eligible, parameters.rewards[eligible]
         contexts, arms = context[None, :], eligible[None, :]
         self.log_odds = parameters.model.log_odds_of(contexts, arms)[0]
         self.widths = np.sqrt(parameters.model.squared_widths_of(contexts, arms)[0])
         if not (np.isfinite(self.log_odds).all() and np.isfinite(self.widths).all()):
             raise InputError("the context is too large: the numbers overflow")
-        self.chances = sigmoid(self.log_odds)
-        known = parameters.rates
-        shape = (self.settings.horizon, len(eligible))
-        self.rates = np.ones(shape) if known is None else known.of_arms(eligible)
+        columns, horizon = np.searchsorted(planner.shown, eligible), self.settings.horizon
+        self.cascade, spread = planner.cascade.choose(columns), _spread(parameters, session)
+        self.first = sigmoid(self.log_odds)
+        self.chances = self._at_positions(self.first)
+        self.rates = np.ones((horizon, len(eligible))) if self.cascade.rates is None else self.cascade.rates
+        self.factors = None if spread is None else spread.factors(slice(0, 1), planner.arm_keys[columns], np.float64)[0]
+
+    def _at_positions(self, first: Floats) -> Floats:
+        """Return the probabilities at each position of arms that have `first` at the first one: (H, columns)."""
+        return np.stack([self.cascade.chances(first, h) for h in range(self.settings.horizon)])
 
     def positions(
         self, slate: list[int], explored: list[bool], reasons: dict[int, tuple[Contribution, ...]]
@@ -200,30 +252,31 @@ class _Contest:
         ]
 
     def _with_repeats(self, explored: list[bool]) -> Iterator[_Round]:
-        values = optimal_values(self.chances[None, :], self.rewards, self.settings.horizon, self.rates)[0]
+        values = optimal_values(self.first[None, :], self.rewards, self.settings.horizon, self.cascade)[0]
         for h, (explore, after) in enumerate(zip(explored, [*values[1:].tolist(), 0.0], strict=False)):
-            yield np.arange(len(self.arms)), after, *self._scores(after, explore, self.rates[h])
+            yield np.arange(len(self.arms)), after, h, *self._scores(after, explore, h)
 
     def _myopic(self, slate: list[int]) -> Iterator[_Round]:
         columns = np.arange(len(self.arms))
         for arm in slate:
-            yield columns, 0.0, *self._scores(0.0, True, self.rates[0])
+            yield columns, 0.0, 0, *self._scores(0.0, True, 0)
             if not self.settings.repeats:
                 columns = columns[self.arms[columns] != arm]
 
-    def _scores(self, after: float, explore: bool, rates: Floats) -> tuple[Floats, Floats, Floats]:
-        q = self._q(self.chances, after, rates)
+    def _scores(self, after: float, explore: bool, h: int) -> tuple[Floats, Floats]:
+        q = self._q(self.chances[h], after, h)
         if not explore:
-            return q, q, rates
-        widths = self.parameters.beta * self.widths
-        bonus = bonus_named(self.settings.bonus).of(self.chances, widths, self.rewards - after)
-        return q, q + rates * bonus, rates
+            return q, q
+        widths, gains = self.parameters.beta * self.widths, self.rewards - self.rates[h] * after
+        bonus = bonus_named(self.settings.bonus).of(self.chances[h], widths, gains)
+        return q, q + (bonus if self.factors is None else self.factors * bonus)
 
     def _without_repeats(self, slate: list[int], explored: list[bool]) -> Iterator[_Round]:
         optimistic = self.chances
         if any(explored):
-            optimism = self.parameters.beta * self.widths
-            optimistic = bonus_named(self.settings.bonus).optimistic(self.log_odds, optimism)
+            widths = self.parameters.beta * self.widths
+            optimistic = bonus_named(self.settings.bonus).optimistic(self.log_odds, widths, self.factors)
+            optimistic = self._at_positions(optimistic)
         values, optimistic_values = self._values(self.chances), self._values(optimistic)
         first = 0
         for h, (arm, explore) in enumerate(zip(slate, explored, strict=True)):
@@ -232,9 +285,9 @@ class _Contest:
             if place < first:
                 yield from self._fillers(slate, h)
                 return
-            q = self._q(self.chances, values[1:, left], self.rates[h])
-            score = self._q(optimistic, optimistic_values[1:, left], self.rates[h]) if explore else q
-            yield np.arange(first, len(self.arms)), float(values[place + 1, left]), q, score, self.rates[h]
+            q = self._q(self.chances[h], values[1:, left], h)
+            score = self._q(optimistic[h], optimistic_values[1:, left], h) if explore else q
+            yield np.arange(first, len(self.arms)), float(values[place + 1, left]), h, q, score
             first = place + 1
 
     def _fillers(self, slate: list[int], start: int) -> Iterator[_Round]:
@@ -242,25 +295,25 @@ class _Contest:
         after = [0.0]  # revenue of the slate behind each position, from the last one on
         for h in range(len(slate) - 1, start, -1):
             place = self.arms == slate[h]
-            after.append(float(self._q(self.chances, after[-1], self.rates[h])[place][0]))
+            after.append(float(self._q(self.chances[h], after[-1], h)[place][0]))
         for h in range(start, len(slate)):
             behind = after[len(slate) - 1 - h]
-            q = self._q(self.chances, behind, self.rates[h])
-            yield np.flatnonzero(~np.isin(self.arms, slate[:h])), behind, q, q, self.rates[h]
+            q = self._q(self.chances[h], behind, h)
+            yield np.flatnonzero(~np.isin(self.arms, slate[:h])), behind, h, q, q
 
     def _values(self, chances: Floats) -> Floats:
-        """Return V(i, m), the best revenue from the columns i, i+1, … with m displays: (n+1, H+1)."""
-        values = np.zeros((len(chances) + 1, self.settings.horizon + 1))
-        rates = self.rates[::-1]  # with m = 1 … H displays left
-        for i in range(len(chances) - 1, -1, -1):
-            ahead = values[i + 1, :-1]
-            shown = rates[:, i] * (ahead + chances[i] * (self.rewards[i] - ahead))
+        """Return V(i, m), the best revenue from the columns i, i+1, … with m displays: (H, n) → (n+1, H+1)."""
+        horizon, columns = chances.shape
+        values = np.zeros((columns + 1, horizon + 1))
+        for i in range(columns - 1, -1, -1):
+            f, s = chances[::-1, i], self.rates[::-1, i]  # with m = 1 … H displays left
+            shown = f * self.rewards[i] + (1 - f) * s * values[i + 1, :-1]
             np.maximum(values[i + 1, 1:], shown, out=values[i, 1:])
         return values
 
-    def _q(self, chances: Floats, after: Floats | float, rates: Floats) -> Floats:
-        """Return s [f e + (1 − f) V] of every column; `after` is V."""
-        return np.asarray(rates * (after + chances * (self.rewards - after)))
+    def _q(self, chances: Floats, after: Floats | float, h: int) -> Floats:
+        """Return f e + (1 − f) s V of every column at position h; `after` is V."""
+        return np.asarray(chances * self.rewards + (1 - chances) * self.rates[h] * after)
 
     def _position(
         self,
@@ -270,12 +323,13 @@ class _Contest:
         reasons: dict[int, tuple[Contribution, ...]],
         columns: Ints,
         after: float,
+        h: int,
         q: Floats,
         score: Floats,
-        rates: Floats,
     ) -> Position:
-        catalogue = self.parameters.arms
+        catalogue, factors = self.parameters.arms, self.factors
         learned = self.parameters.answers is not None
+        effect = position_effect(self.parameters, h)
         in_order = columns[np.argsort(self.arms[columns], kind="stable")]  # the order of the catalogue
         return Position(
             position=number,
@@ -285,13 +339,14 @@ class _Contest:
             arms=tuple(
                 Candidate(
                     arm=catalogue[self.arms[column]].arm,
-                    probability=float(self.chances[column]),
+                    probability=float(self.chances[h, column]),
                     q=float(q[column]),
                     width=float(self.widths[column]),
                     bonus=float(score[column] - q[column]),
                     score=float(score[column]),
-                    answer_rate=float(rates[column]) if learned else None,
-                    contributions=reasons[int(self.arms[column])],
+                    answer_rate=float(self.rates[h, column]) if learned else None,
+                    spread=None if factors is None else float(factors[column]),
+                    contributions=strongest_first(reasons[int(self.arms[column])] + effect),
                 )
                 for column in in_order.tolist()
             ),
@@ -305,17 +360,26 @@ class _Contest:
         return "explore" if explore else "exploit"
 
 
-def _in_order(parameters: Parameters, planner: Planner, context: Floats, eligible: Ints, *, explores: bool) -> Ints:
+def _in_order(
+    parameters: Parameters,
+    planner: Planner,
+    context: Floats,
+    eligible: Ints,
+    session: str | None,
+    *,
+    explores: bool,
+) -> Ints:
     """Return the arms in the order in which a slate without repeats shows them, as serving computes it."""
     columns = planner.by_falling_revenue
-    if planner.answers is not None and parameters.settings.policy != MyopicUcb.name:
+    if not planner.cascade.is_plain and parameters.settings.policy != MyopicUcb.name:
         heads, contexts = planner.heads, context[None, :]
         chances = heads.probabilities(contexts)
         if explores:
-            bonus = bonus_named(parameters.settings.bonus)
-            chances = bonus.optimistic(heads.log_odds(contexts), parameters.beta * heads.widths(contexts))
+            bonus, spread = bonus_named(parameters.settings.bonus), _spread(parameters, session)
+            factors = None if spread is None else spread.factors(slice(0, 1), planner.arm_keys, planner.dtype)
+            chances = bonus.optimistic(heads.log_odds(contexts), parameters.beta * heads.widths(contexts), factors)
         rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
-        rates = planner.answers.arms[planner.shown][columns].astype(planner.dtype)
-        columns = columns[by_worth(chances.T[columns], rewards, rates, planner.answers.positions)[:, 0]]
+        cascade = planner.cascade.choose(columns).astype(planner.dtype)
+        columns = columns[by_worth(chances.T[columns], rewards, cascade)[:, 0]]
     arms = planner.shown[columns]
     return arms[np.isin(arms, eligible)]

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -29,24 +28,13 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats
 from worker.errors import InputError
+from worker.stream.chance import hashed_column
 from worker.stream.contexts import MISSING, Standardisation
+from worker.stream.crosses import Crossing, Pair, check_crosses, crosses_of, width_of
 from worker.stream.events import described
 
 if TYPE_CHECKING:
     from worker.stream.settings import Arm
-
-
-def hashed_column(name: str, value: str, columns: int) -> int:
-    """Return the column, from 0, that a value of a hashed category marks: blake2b(value) mod columns.
-
-    The key of the hash is made from the name of the feature, so equal values of two features are independent.
-
-    >>> hashed_column("country", "DE", 16), hashed_column("country", "FR", 16), hashed_column("city", "DE", 16)
-    (15, 6, 13)
-    """
-    key = blake2b(name.encode(), digest_size=32).digest()
-    digest = blake2b(value.encode(), digest_size=8, key=key, person=b"feature").digest()
-    return int.from_bytes(digest, "little") % columns
 
 
 #: Kinds of features.
@@ -179,6 +167,7 @@ class Features:
 
     context: tuple[Feature, ...] = ()
     ads: tuple[Feature, ...] = ()
+    crosses: Annotated[tuple[Pair, ...], described("Pairs of features of contexts that matter together.")] = ()
 
     def __post_init__(self) -> None:
         if not self.context and not self.ads:
@@ -188,14 +177,18 @@ class Features:
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
                 raise InputError(f"the feature {repeated!r} of {of} is declared twice")
-            if (width := sum(feature.width for feature in part)) > MOST_COLUMNS:
-                raise InputError(f"the features of {of} have {width:,} columns, more than {MOST_COLUMNS:,}")
         for feature in self.ads:
             if feature.name == REWARD:
                 if feature.kind != "number":
                     raise InputError(f'the feature {REWARD!r} of ads is their revenue: it can only be a "number"')
             elif feature.name in TAKEN:
                 raise InputError(f"a feature of ads cannot have the name {feature.name!r}, which has another meaning")
+        check_crosses(self.context, self.crosses)
+        for widths, of in ((self.named_widths, "contexts"), ([(one.name, one.width) for one in self.ads], "ads")):
+            if (total := sum(width for _, width in widths)) > MOST_COLUMNS:
+                raise InputError(
+                    f"the features of {of} have {total:,} columns, more than {MOST_COLUMNS:,}: {widest(widths)}"
+                )
 
     @property
     def dim(self) -> int:
@@ -218,6 +211,33 @@ class Features:
         return np.array(
             [feature.kind == "number" for feature in self.context for _ in range(feature.width)], dtype=bool
         )
+
+    @cached_property
+    def crossing(self) -> Crossing:
+        """Computes the columns of crosses from standardised contexts."""
+        return _crossing(self.context, self.crosses)
+
+    @cached_property
+    def named_widths(self) -> list[tuple[str, int]]:
+        """Name of each feature of contexts and its columns in the model; each cross is a feature."""
+        features = {feature.name: feature for feature in self.context}
+        crosses = [(f"{left} × {right}", width_of(features[left], features[right])) for left, right in self.crosses]
+        return [(feature.name, feature.width) for feature in self.context] + crosses
+
+    @property
+    def widths(self) -> list[int]:
+        """Columns of each feature of contexts in the model, crosses last."""
+        return [width for _, width in self.named_widths]
+
+    @cached_property
+    def model_dim(self) -> int:
+        """The number of columns of a context in the model, crosses included."""
+        return sum(self.widths)
+
+    @cached_property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the columns of a context in the model, for people."""
+        return self.crossing.names(self.context_names)
 
     @property
     def declared(self) -> Features:
@@ -245,9 +265,11 @@ class Features:
 
     def document(self) -> dict[str, Any]:
         """Return the features as they are in the record of a version."""
+        crosses = {"crosses": [list(pair) for pair in self.crosses]} if self.crosses else {}
         return {
             "context": [feature.document() for feature in self.context],
             "ads": [feature.document() for feature in self.ads],
+            **crosses,
         }
 
     @classmethod
@@ -256,16 +278,28 @@ class Features:
 
         >>> Features.of_table({"ads": {"country": {"hashed": 16}}}).ads[0].columns
         16
+        >>> Features.of_table({"context": {"age": "number", "visits": "number"}, "crosses": "all"}).crosses
+        (('age', 'visits'),)
         """
         if not isinstance(table, Mapping):
             raise InputError("[features] must have the tables [features.context] and [features.ads]")
+        table = dict(table)
+        crosses = table.pop("crosses", [])
         for name, part in table.items():
             if name not in ("context", "ads"):
-                raise InputError(f"[features] has no table {name!r}: its tables are context and ads")
+                raise InputError(f"[features] has no table {name!r}: its tables are context and ads, besides crosses")
             if not isinstance(part, Mapping) or not part:
                 raise InputError(f'[features.{name}] must have an entry per feature, such as age = "number"')
         parts = {name: tuple(_declared(name, *entry) for entry in part.items()) for name, part in table.items()}
-        return cls(**parts)
+        try:
+            return cls(**parts, crosses=crosses_of(crosses, parts.get("context", ())))
+        except InputError as error:
+            raise InputError(f"[features]: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _crossing(context: tuple[Feature, ...], crosses: tuple[Pair, ...]) -> Crossing:
+    return Crossing(context, crosses)
 
 
 def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:
@@ -301,6 +335,16 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
+
+
+def widest(widths: Sequence[tuple[str, int]]) -> str:
+    """Return for a message which feature has the most columns, and what to do about it.
+
+    >>> widest([("age", 1), ("country", 1000)])
+    "'country' has the most, 1,000: hash it into fewer, or leave it out"
+    """
+    name, width = max(widths, key=lambda one: one[1])
+    return f"{name!r} has the most, {width:,}: hash it into fewer, or leave it out"
 
 
 _LONGEST_SHOWN: Final = 64

@@ -21,6 +21,7 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -30,15 +31,16 @@ from threadpoolctl import ThreadpoolController
 
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats, Ints
-from worker.bandit.bonuses import bonus_named, explore_budget
+from worker.bandit.bonuses import bonus_named, explore_budget, restarted
 from worker.bandit.click_model import Observations
+from worker.bandit.learning import changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.chance import Shares
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation, stack_packed
 from worker.stream.joining import ClosedWindow, SessionPlan
-from worker.stream.parameters import Parameters, confidence_radius
+from worker.stream.parameters import NEVER, Parameters, confidence_radius, first_model
 from worker.stream.session import excluded_indices, packed_indices
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
@@ -71,25 +73,30 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
             sessions = observed(parent, window)
             if parent.awaits_standardisation:
                 if len(sessions) < LEAST_SESSIONS:
-                    return replace(parent, pending=sessions, answers=_answers(parent, window)), None
+                    return replace(parent, pending=sessions, answers=_answers(parent, window, 1.0)), None
                 parent = replace(parent, pending=None, standardisation=_standardisation(parent, sessions))
-            data, keep, before = sessions.observations(parent.prepared), settings.forgetting, parent.model
-            if keep < 1:  # the estimate is kept, its certainty fades
-                before = before.forget(keep, ridge=settings.ridge)
-            fit = before.fold(data, estimator=settings.estimator)
+                first = first_model(settings, parent.arms, parent.prepared(sessions.contexts))
+                parent = replace(parent, model=first)
+            data = sessions.observations(parent.prepared)
+            fit = parent.model.fold(
+                data, estimator=settings.estimator, forgetting=settings.forgetting, changes=parent.changes
+            )
+            clock = restarted(parent.clock + 1, 1 - fit.kept, settings.horizon_episodes)
             folded = replace(
                 parent,
                 model=fit.model,
                 folds=parent.folds + 1,
+                clock=clock,
+                kept=fit.kept,
+                changes=changes_after(parent.changes, fit.kept),
                 observations=parent.observations + len(data),
                 expected_sessions=window.sessions,
-                explore_budget=_budget(parent, window.sessions),
-                answers=_answers(parent, window),
+                explore_budget=explore_budget(window.sessions, clock + 1, settings.horizon_episodes),
+                answers=_answers(parent, window, fit.kept),
                 shares=Shares.of(sessions=window.sessions, exploring=window.exploring, at_most=settings.learn_at_most),
             )
             folded = replace(folded, radius=_radius(folded, data))
-            thresholds, ties = _thresholds(folded, window)
-            return replace(folded, thresholds=thresholds, ties=ties), fit.steps
+            return with_thresholds(folded, window.plans, window.weights, window.sessions), fit.steps
     except MemoryError:
         raise
     except Exception as error:  # a window must not be able to stop the learner
@@ -100,16 +107,21 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
 def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
     """Return the sessions that the next fold learns from: those that wait, and those of the window.
 
-    Displays of arms that the version does not have are left out.
+    A display without an answer was not clicked. Displays of arms that the version does not have are left out.
     """
-    arms = window.slates.arms(window.codes, parameters.indices)
-    known = arms >= 0
+    arms = window.slates.arms(np.concatenate([window.codes, window.unanswered_codes]), parameters.indices)
+    none = np.zeros(len(window.unanswered_codes))
+    rows = np.concatenate([window.rows, window.unanswered_rows])
+    positions = np.concatenate([window.positions, window.unanswered_positions])
+    # Session by session, so that windows which wait for each other sum up in the order of one window.
+    known = np.lexsort((positions, rows))
+    known = known[arms[known] >= 0]
     sessions = ObservedSessions(
         contexts=stack_packed([plan.context for plan in window.plans], parameters.settings.dim),
-        rows=window.rows[known],
+        rows=rows[known],
         arms=arms[known],
-        positions=window.positions[known],
-        clicked=window.clicked[known].astype(np.float64),
+        positions=positions[known],
+        clicked=np.concatenate([window.clicked, none])[known].astype(np.float64),
     )
     return sessions if parameters.pending is None else parameters.pending.followed_by(sessions)
 
@@ -120,20 +132,16 @@ def _standardisation(parameters: Parameters, sessions: ObservedSessions) -> Stan
     return Standardisation.estimate(sessions.contexts, numbers)
 
 
-def _budget(parent: Parameters, sessions: int) -> int:
-    """Return M_t of the episode that comes after this fold."""
-    settings = parent.settings
-    return explore_budget(sessions, parent.folds + 2, settings.horizon_episodes)
-
-
-def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
-    """Return the counts of answers with those of the window; unknown arms are left out."""
-    counts, keep = parent.answers, parent.settings.forgetting
+def _answers(parent: Parameters, window: ClosedWindow, keep: float) -> AnswerCounts | None:
+    """Return the counts of who goes on, with those of the window; clicks and unknown arms are left out."""
+    counts = parent.answers
     if counts is None:
         return None
-    positions = np.concatenate([window.positions, window.unanswered_positions])
-    arms = window.slates.arms(np.concatenate([window.codes, window.unanswered_codes]), parent.indices)
-    answered = np.arange(len(arms)) < len(window.codes)
+    passed = ~window.clicked
+    positions = np.concatenate([window.positions[passed], window.unanswered_positions])
+    codes = np.concatenate([window.codes[passed], window.unanswered_codes])
+    arms = window.slates.arms(codes, parent.indices)
+    answered = np.arange(len(arms)) < int(passed.sum())
     known = arms >= 0
     return (counts if keep == 1 else counts.faded(keep)).plus(
         positions=positions[known] - 1,
@@ -144,7 +152,7 @@ def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
 
 def _radius(folded: Parameters, data: Observations) -> float:
     settings = folded.settings
-    square = (data.contexts**2).sum(axis=1).max(initial=settings.dim)
+    square = (data.contexts**2).sum(axis=1).max(initial=settings.model_dim)
     radius = confidence_radius(settings, folded.arms, largest_square=float(square), displays=folded.observations)
     # In this order a NaN is passed on to the gate.
     return max(radius, folded.radius) if isinstance(settings.beta, str) else radius
@@ -153,19 +161,41 @@ def _radius(folded: Parameters, data: Observations) -> float:
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _thresholds(folded: Parameters, window: ClosedWindow) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return τ_h, and the share of the sessions with exactly that score that explore; empty if all do."""
-    settings = folded.settings
-    planner = folded.planner()
-    planned_for = window.sessions * (1 - settings.random_share)
-    if planner is None or not policy_named(settings.policy).is_selective or folded.explore_budget >= planned_for:
-        return (0.0,) * settings.horizon, ()
-    rows = spread(len(window.plans), max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
-    weights = window.weights[rows]
-    rank = folded.explore_budget * float(weights.sum()) / planned_for
-    scores = _scores(folded, planner, [window.plans[row] for row in rows.tolist()])
+def with_thresholds(
+    parameters: Parameters, plans: Sequence[SessionPlan], weights: Floats, sessions: float
+) -> Parameters:
+    """Return a version whose thresholds let its budget of `sessions` explore, judged by plans that stand for them.
+
+    A threshold is τ_h, a tie the share of the sessions with exactly that score that explore; no ties if all do.
+    """
+    settings = parameters.settings
+    planner, planned_for = parameters.planner(), sessions * (1 - settings.random_share)
+    everybody = (0.0,) * settings.horizon
+    if planner is None or not policy_named(settings.policy).is_selective or parameters.explore_budget >= planned_for:
+        return replace(parameters, thresholds=everybody, ties=())
+    rows = spread(len(plans), max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
+    weights = weights[rows]
+    rank = parameters.explore_budget * float(weights.sum()) / planned_for
+    scores = _scores(parameters, planner, [plans[row] for row in rows.tolist()])
     thresholds, ties = zip(*(score_of_rank(column, weights, rank) for column in scores.T), strict=True)
-    return thresholds, ties if min(ties) < 1 else ()
+    return replace(parameters, thresholds=thresholds, ties=ties if min(ties) < 1 else ())
+
+
+def with_new_arms(changed: Parameters, plans: Sequence[SessionPlan]) -> Parameters:
+    """Return a version with new arms whose thresholds keep the budget until the next fold.
+
+    The thresholds of the parent would not: the width of a new arm exceeds them for nearly every session. `plans` are
+    the sessions of open windows. Of too few to find a session in M_t by, none explores.
+    """
+    settings = changed.settings
+    if not any(changed.thresholds) or not policy_named(settings.policy).is_selective:
+        return changed
+    weights = np.array([1 / plan.share for plan in plans])
+    rank = changed.explore_budget * float(weights.sum()) / max(1, changed.expected_sessions)
+    if rank < 1:
+        return replace(changed, thresholds=(NEVER,) * settings.horizon, ties=())
+    with one_thread():
+        return with_thresholds(changed, plans, weights, changed.expected_sessions)
 
 
 def spread(count: int, most: int) -> Ints:
@@ -180,14 +210,18 @@ def spread(count: int, most: int) -> Ints:
 
 def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
-    policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(parameters.settings.bonus))
+    settings = parameters.settings
+    policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(settings.bonus), spread=settings.spread)
     indices = packed_indices(parameters.indices) if any([plan.exclude for plan in plans]) else {}  # noqa: C419 - twice as fast
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):
         part = plans[start : start + ROWS_AT_ONCE]
         contexts = parameters.prepared(stack_packed([plan.context for plan in part], parameters.settings.dim))
         masked = planner.masked([excluded_indices(plan.exclude, indices) for plan in part] if indices else None)
-        parts.append(exploration_scores(planner, contexts, policy.slates(planner, contexts, masked).arms))
+        # Any keys will do: scores are ranked.
+        keys = np.arange(start, start + len(part), dtype=np.uint32)
+        slates = policy.slates(planner, contexts, masked, keys=keys)
+        parts.append(exploration_scores(planner, contexts, slates.arms))
     return np.concatenate(parts)
 
 

@@ -205,8 +205,8 @@ class ClosedWindow:
     plans, slates : plan and slate of each of the n sessions
     rows, positions, codes, clicked : per display that was answered, its session (an index into `plans`), its position
         from 1, its arm, and whether it was clicked
-    unanswered_positions, unanswered_codes : position and arm of each display that was shown and not answered: the one
-        after the last answer
+    unanswered_rows, unanswered_positions, unanswered_codes : session, position and arm of each display that was shown
+        and not answered: the one after the last answer
     weights : (n,), the number of sessions that each plan stands for
     uncertain : the number of sessions that are not learned from, because the user may have seen another slate
     opened : the number of sessions that serving has counted; 0 where all are journaled
@@ -220,6 +220,7 @@ class ClosedWindow:
     positions: Ints
     codes: Ints
     clicked: Bools
+    unanswered_rows: Ints
     unanswered_positions: Ints
     unanswered_codes: Ints
     weights: Floats
@@ -278,6 +279,7 @@ def closed_window(
         positions=positions,
         codes=slates.at(rows, positions),
         clicked=positions == clicked[rows],
+        unanswered_rows=unanswered,
         unanswered_positions=shown[unanswered] + 1,
         unanswered_codes=slates.at(unanswered, shown[unanswered] + 1),
         weights=1.0 / np.array([plan.share for plan in plans]),

@@ -38,10 +38,20 @@ from worker.kernels import fingerprint
 from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.episodes import episode_of
-from worker.stream.events import Episode, FeedbackFact, JournalEvent, Opened, Order, Progress, Tag
-from worker.stream.folding import fold
+from worker.stream.events import (
+    ArmChange,
+    CatalogueChange,
+    Episode,
+    FeedbackFact,
+    JournalEvent,
+    Opened,
+    Order,
+    Progress,
+    Tag,
+)
+from worker.stream.folding import fold, one_thread, with_new_arms
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings, continued
+from worker.stream.settings import Arm, LearningSettings, check_columns, continued
 from worker.stream.troubles import Troubles
 from worker.stream.version_records import check_size
 from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
@@ -106,6 +116,7 @@ class Learner:
         self._known = by_version(history)
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
+            check_columns(settings, len(arms))
             first = Parameters.first(settings, tuple(arms))
             check_size(first)
             self._start(first)
@@ -245,11 +256,15 @@ class Learner:
             outcome.tags.append((offset, event))  # no part of any version
             return
         current = under(self.settings, self._current)
-        changed = carry_out(current, event, self._kept)
+        with one_thread():
+            changed = carry_out(current, event, self._kept)
         if isinstance(changed, Refusal):
             outcome.refusals.append(replace(changed, offset=offset))
             outcome.troubles.add("order-refused", changed.reason)
         elif changed is not None:
+            if len(changed.arms) > len(current.arms) and isinstance(event, ArmChange | CatalogueChange):
+                # All sessions of this time are in the journal: which of the later ones are already is left to chance.
+                changed = with_new_arms(changed, self._windows.plans(self.watermark - self.settings.lateness))
             reached = self._watermark.reached
             soon = reached + 2 * self.settings.lateness if reached else 0
             self._make(changed, offset, max(current.effective_at, soon), outcome)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -23,20 +23,27 @@ from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import Floats
 from worker.bandit.bonuses import bonus_named, theory_radius
 from worker.bandit.click_model import ClickModel
+from worker.bandit.groups import Groups
+from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
-from worker.errors import InputError, ParametersError
+from worker.errors import InputError, OldVersionError, ParametersError
 from worker.stream.ad_features import with_ads
-from worker.stream.chance import ALL, Shares
-from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
+from worker.stream.chance import ALL, Shares, stable_keys
+from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
 from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
+
+#: A threshold above every score.
+NEVER: Final = 1e300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
+    `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
+    the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
@@ -56,6 +63,9 @@ class Parameters:
     progress: Mapping[int, int] = field(default_factory=dict)
     frozen: bool = False
     folds: int = 0
+    clock: float = 0.0
+    kept: float = 1.0
+    changes: float = AT_FIRST
     observations: int = 0
     expected_sessions: int = 0
     explore_budget: int = 0
@@ -72,8 +82,9 @@ class Parameters:
     def __post_init__(self) -> None:
         if self.model.name != self.settings.model:
             raise ParametersError(f"the model is {self.model.name}, the settings say {self.settings.model}")
-        if self.model.dim != self.settings.dim:
-            raise ParametersError(f"the model has {self.model.dim} context features, dim says {self.settings.dim}")
+        if self.model.dim != self.settings.model_dim:
+            says = "dim and crosses say" if self.settings.model_dim > self.settings.dim else "dim says"
+            raise ParametersError(f"the model has {self.model.dim} context features, {says} {self.settings.model_dim}")
         if self.model.arms != len(self.arms):
             raise ParametersError(f"the model has {self.model.arms} arms, the catalogue {len(self.arms)}")
         names = [arm.arm for arm in self.arms]
@@ -154,8 +165,10 @@ class Parameters:
         return self.settings.standardise and self.standardisation is None and self.folds == 0
 
     def prepared(self, contexts: Floats) -> Floats:
-        """Return contexts (n, d) as the model takes them: standardised, a missing number as the mean."""
-        return without_gaps(contexts) if self.standardisation is None else self.standardisation.apply(contexts)
+        """Return contexts (n, d) as the model takes them: standardised, a missing number as the mean, then crossed."""
+        known, features = self.standardisation, self.settings.features
+        standardised = without_gaps(contexts) if known is None else known.apply(contexts)
+        return features.crossing.apply(standardised) if features is not None and features.crosses else standardised
 
     @property
     def ad_columns(self) -> Floats:
@@ -174,6 +187,7 @@ class Parameters:
             active=active,
             repeats=self.settings.repeats,
             answers=self.rates,
+            arm_keys=stable_keys(arm.arm for arm in self.arms),
             dtype=dtype,
         )
 
@@ -184,6 +198,7 @@ class Parameters:
             Exploration(
                 beta=self.beta,
                 bonus=bonus_named(settings.bonus),
+                spread=settings.spread,
                 epsilon=settings.epsilon,
                 thresholds=self.thresholds or (0.0,) * settings.horizon,
                 ties=self.ties or None,
@@ -203,14 +218,27 @@ def ad_columns(settings: LearningSettings, arms: Sequence[Arm]) -> Floats:
     return np.zeros((len(arms), 0)) if settings.features is None else settings.features.ad_columns(arms)
 
 
-def first_model(settings: LearningSettings, arms: Sequence[Arm]) -> ClickModel:
-    """Return the belief about these arms before any data."""
+def first_model(settings: LearningSettings, arms: Sequence[Arm], contexts: Floats | None = None) -> ClickModel:
+    """Return the belief about these arms before any data.
+
+    With contexts as the model takes them, (n, columns), the priors of features follow their size in these sessions.
+    """
+    features = settings.features
+    groups = ad_groups = None
+    if features is not None and features.context:
+        widths = features.widths
+        groups = Groups.alike(widths) if contexts is None else Groups.measured(widths, contexts)
+    if features is not None and features.ads:
+        ad_groups = Groups.alike([feature.width for feature in features.ads])
     return MODELS[settings.model].prior(
-        dim=settings.dim,
+        dim=settings.model_dim,
         arms=len(arms),
         ridge=settings.ridge,
         features=ad_columns(settings, arms),
         intercept=settings.intercept,
+        horizon=settings.horizon,
+        groups=groups,
+        ad_groups=ad_groups,
     )
 
 
@@ -228,10 +256,10 @@ def confidence_radius(
     if not isinstance(settings.beta, str):
         return settings.beta
     return theory_radius(
-        dim=settings.dim,
+        dim=settings.model_dim,
         arms=len(arms),
         largest_reward=max((arm.reward for arm in arms), default=0.0),
-        largest_norm=math.sqrt(1 + (settings.dim if largest_square is None else largest_square)),
+        largest_norm=math.sqrt(1 + (settings.model_dim if largest_square is None else largest_square)),
         ridge=settings.ridge,
         displays=displays,
     )
@@ -263,8 +291,16 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
     try:
         if given is not None and digest_of(document) != given:
             raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-        record = msgspec.convert(document if complete else _completed(document), VersionRecord)
-        return _parameters(record, document)
+        if complete and "clock" not in document:
+            raise OldVersionError(
+                "the field clock is missing: it was made by release 0.2 or an older one, whose model is another; give "
+                "this release topics (--prefix) or a state folder of its own"
+            )
+        if complete:
+            return _parameters(msgspec.convert(document, VersionRecord), document)
+        whole = _completed(document)
+        arrays = {**document, "precision": whole["precision"]} if "precision" in document else document
+        return _parameters(msgspec.convert(whole, VersionRecord), arrays)
     except ParametersError:
         raise
     except InputError as error:
@@ -278,7 +314,9 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
 
 def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a hand-written file with the fields that it may leave out: a file that names no model is the simplest."""
-    beta, arms = document.get("beta"), document.get("arms")
+    beta, arms, precision = document.get("beta"), document.get("arms"), document.get("precision")
+    if isinstance(precision, dict) and isinstance(context := precision.get("context"), list):
+        precision = {"prior": [1.0] * len(context), **precision}
     return {
         **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
         **{field.name: field.default for field in fields(Parameters) if field.name in PLAIN},
@@ -289,12 +327,14 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "intercept": False,
         "answers": "all",
         "standardise": False,
+        "spread": 0.0,
         "learn_at_most": 0,
         "dim": 1,
         "sha256": "",
         "radius": beta if is_number(beta) else 0.0,
         **document,
         "arms": [{"active": True, **arm} for arm in arms] if isinstance(arms, list) else arms,
+        **({} if precision is None else {"precision": precision}),
     }
 
 
@@ -307,14 +347,14 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
     kind = MODELS[record.model]
     model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
     chosen = {name: getattr(record, name) for name in SETTINGS}
-    settings = LearningSettings(**{**chosen, "dim": document.get("dim", model.dim)})
+    settings = LearningSettings(**{**chosen, "dim": document.get("dim", _dim(record, model))})
     counts = standardisation = pending = None
     if record.answer_counts is not UNSET:
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
         counts = AnswerCounts(displayed=displayed, answered=answered)
     if record.standardisation is not UNSET:
-        centre, scale = (read(f"standardisation.{name}") for name in ("centre", "scale"))
-        standardisation = Standardisation(centre=centre, scale=scale)
+        given = [name for name in SCALES if name in document["standardisation"]]
+        standardisation = Standardisation(**{name: read(f"standardisation.{name}") for name in given})
     if record.pending is not UNSET:
         arrays = {name: read(f"pending.{name}") for name in ARRAYS}
         pending = ObservedSessions.unpack(arrays, dim=settings.dim, arms=len(record.arms))
@@ -331,6 +371,11 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in PLAIN},
     )
+
+
+def _dim(record: VersionRecord, model: ClickModel) -> int:
+    """Return the length of a context where a record does not say it."""
+    return record.features.dim if record.features is not None and record.features.context else model.dim
 
 
 def _arm(record: ArmRecord) -> Arm:

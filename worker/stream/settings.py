@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Final
 
 from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES, check_combination
 from worker.errors import InputError
-from worker.stream.features import LONGEST_NAME, TAKEN, Features
+from worker.stream.features import LONGEST_NAME, TAKEN, Features, widest
 
-UNANSWERED = ("ignored", "passed")
+#: What a display without feedback means: the user left without a click, or saw it and passed.
+UNANSWERED = ("left", "passed")
 ANSWERS = ("learned", "all")
 _NUMBERS = (int, float)
 
@@ -82,9 +86,10 @@ class Arm:
 class LearningSettings:
     """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
 
-    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `answers`:
-    whether answer rates are learned, or all displays taken as answered. `learn_at_most`: sessions per window that are
-    learned from, about; 0: all.
+    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `spread`:
+    how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
+    "auto". `answers`: whether the rates at which users go on are learned, or all go on. `learn_at_most`: sessions per
+    window that are learned from, about; 0: all.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
@@ -95,9 +100,10 @@ class LearningSettings:
     epsilon: float = 0.1
     bonus: str = "curve"
     beta: float | str = 1.5
+    spread: float = 1.0
     estimator: str = "laplace"
     ridge: float = 1.0
-    forgetting: float = 1.0
+    forgetting: float | str = AUTO
     warmup: int = 1
     horizon_episodes: int = 1000
     random_share: float = 0.0
@@ -105,13 +111,18 @@ class LearningSettings:
     session_timeout: int = 60_000
     lateness: int = 5_000
     window: int = 60_000
-    unanswered: str = "ignored"
+    unanswered: str = "left"
     model: str = "personal"
     intercept: bool = True
     answers: str = "learned"
     standardise: bool = True
     features: Features | None = None
     learn_at_most: int = 300_000
+
+    @property
+    def model_dim(self) -> int:
+        """The number of columns of a context in the model: `dim`, and those of crosses."""
+        return self.features.model_dim if self.features is not None and self.features.context else self.dim
 
     @property
     def grace(self) -> int:
@@ -137,26 +148,28 @@ class LearningSettings:
         check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
 
     def _check_numbers(self) -> None:
-        for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
-            value = getattr(self, name)
-            if name == "beta" and isinstance(value, str):
-                if value != "theory":
-                    raise InputError(f'beta must be a number or "theory", not {value!r}')
+        for name in ("epsilon", "random_share", "spread", "forgetting", "ridge", "beta"):
+            value, word = getattr(self, name), _WORDS.get(name)
+            if word is not None and isinstance(value, str):
+                if value != word:
+                    raise InputError(f'{name} must be a number or "{word}", not {value!r}')
                 continue
             if not is_number(value):
                 raise InputError(f"{name} must be a finite number, not {value!r}")
             object.__setattr__(self, name, float(value))
-        for name in ("epsilon", "random_share"):
+        for name in ("epsilon", "random_share", "spread"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
-        if not 0 < self.forgetting <= 1:
-            raise InputError(f"forgetting must be above 0 and at most 1 (1: off), not {self.forgetting}")
+        if not isinstance(self.forgetting, str) and not 0 < self.forgetting <= 1:
+            raise InputError(f"forgetting must be auto, or above 0 and at most 1 (1: off), not {self.forgetting}")
         if self.ridge <= 0:
             raise InputError(f"ridge must be a finite number above zero, not {self.ridge}")
         if not isinstance(self.beta, str) and self.beta < 0:
             raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
 
 
+#: Words that a setting may have in place of a number.
+_WORDS: Final = {"beta": "theory", "forgetting": AUTO}
 _LEAST = {
     "dim": 1,
     "horizon": 1,
@@ -179,6 +192,10 @@ _CHOICES: Mapping[str, Collection[str]] = {
 #: Names of the settings.
 SETTINGS: Final = tuple(f.name for f in fields(LearningSettings))
 
+#: Share of the window that a fold may take, and seconds that it may take in any case.
+FOLD_SHARE: Final = 0.1
+LEAST_SECONDS: Final = 0.1
+
 #: Settings that hold for the life of a model (see `continued`). The first catalogue may complete the features.
 KEPT_BY_MODEL: Final = ("standardise", "features")
 
@@ -199,6 +216,33 @@ def check_same_model(settings: LearningSettings, published: LearningSettings) ->
         )
 
 
+def fold_seconds(settings: LearningSettings, arms: int, columns: int) -> float:
+    """Return about how long a fold computes for a model with these columns of contexts, beside its sessions.
+
+    Fitted to folds of 32 to 1,000 columns, 3 to 1,000 ads and up to 100 columns of ads, in seconds of one core. The
+    last part is that of the coefficients which all ads share: one per column of contexts and column of ads.
+    """
+    ads = 0 if settings.features is None else settings.features.ad_dim
+    if settings.model == "additive":
+        return 1.5e-9 * (columns + ads) ** 3
+    return arms * columns**2 * (3e-7 + 1e-9 * columns) + 1e-9 * ((columns + 1) * (ads + 1)) ** 3
+
+
+def check_columns(settings: LearningSettings, arms: int) -> None:
+    """Raise `InputError` if folds of the declared features would take more than a tenth of the window."""
+    features = settings.features
+    if features is None or not features.context:
+        return
+    arms, seconds = max(1, arms), max(LEAST_SECONDS, settings.window / 1000 * FOLD_SHARE)
+    if (needed := fold_seconds(settings, arms, features.model_dim)) > seconds:
+        fits = bisect_right(range(features.model_dim), seconds, key=partial(fold_seconds, settings, arms)) - 1
+        raise InputError(
+            f"{features.model_dim:,} columns of contexts and {arms:,} {'ad' if arms == 1 else 'ads'} take about "
+            f"{needed:.3g} s per fold, more than a tenth of the window; {fits:,} columns fit, and "
+            f"{widest(features.named_widths)}"
+        )
+
+
 def continued(settings: LearningSettings, published: LearningSettings) -> LearningSettings:
     """Return settings for a model that exists: what its contexts and ads mean, and their scale, stay as they are.
 
@@ -207,12 +251,13 @@ def continued(settings: LearningSettings, published: LearningSettings) -> Learni
     """
     check_same_model(settings, published)
     ours, theirs = settings.features, published.features
-    for part in ("context", "ads"):
+    for part, of in (("context", "features of contexts"), ("ads", "features of ads"), ("crosses", "crosses")):
         mine = getattr(ours.declared, part) if ours is not None else ()
         known = getattr(theirs.declared, part) if theirs is not None else ()
-        if mine and mine != known:
+        is_given = mine or (part == "crosses" and ours is not None and ours.context)  # they belong to the contexts
+        if is_given and mine != known:
             raise InputError(
-                f"the declared features of {'contexts' if part == 'context' else 'ads'} differ from those of the "
+                f"the declared {of} differ from those of the "
                 "published parameters: a model of other features needs topics (or a state folder) of its own"
             )
     return replace(settings, features=theirs, standardise=published.standardise)

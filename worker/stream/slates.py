@@ -14,7 +14,7 @@ from worker.bandit.arrays import NO_ARM, Floats
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import Policy, Random, Slates, policy_named, random_slates
 from worker.errors import AdcascadeError, InputError
-from worker.stream.chance import lottery, session_uniforms
+from worker.stream.chance import lottery, session_uniforms, stable_keys
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
@@ -104,7 +104,8 @@ class SlatePlanner:
                 if mode is not None and uniforms is not None:
                     slates = random_slates(self._planner, len(arrivals), uniforms[:, :, 1], masked)
                 else:
-                    slates = self._policy.slates(self._planner, contexts, masked, uniforms)
+                    keys = stable_keys(names, settings.salt) if settings.spread else None
+                    slates = self._policy.slates(self._planner, contexts, masked, uniforms, keys)
                 values = self._planner.slate_values(contexts, slates.arms)
         except (AdcascadeError, ArithmeticError, ValueError, IndexError):
             # There is always an answer: under an unusable version, the ads with the highest rewards.

@@ -10,7 +10,7 @@ Columns of contexts have the names of the declaration; without one they are x[1]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final
@@ -22,13 +22,15 @@ from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 
 BASE_RATE: Final = "base rate"
+POSITION: Final = "position"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
     """A part of the log-odds of a click: coefficient × standardised value.
 
-    `value` is the number of the context as it came, None if it is missing; a mark of a category is 1.
+    `value` is the number of the context as it came, None if it is missing; a mark of a category is 1, a cross the
+    product of its standardised parts.
     """
 
     feature: str
@@ -86,10 +88,10 @@ class AdProfile:
 
 
 def context_columns(parameters: Parameters) -> tuple[str, ...]:
-    """Return the names of the numbers of a context: those declared, or x[1], x[2] and so on."""
+    """Return the names of the columns of a context in the model: those declared, or x[1], x[2] and so on."""
     declared = parameters.settings.features
     if declared is not None and declared.context:
-        return declared.context_names
+        return declared.model_names
     return tuple(f"x[{number}]" for number in range(1, parameters.settings.dim + 1))
 
 
@@ -103,14 +105,16 @@ def columns_of_object(parameters: Parameters, given: Mapping[str, Any]) -> tuple
     ('city=Rome', 'city=Rome')
     """
     declared = parameters.settings.features
-    names = list(context_columns(parameters))
-    first = 0
-    for feature in () if declared is None else declared.context:
+    if declared is None or not declared.context:
+        return context_columns(parameters)
+    names, first = list(declared.context_names), 0
+    values = {name: f"{name}={value}" for name, value in given.items()}
+    for feature in declared.context:
         if feature.kind == "hashed" and feature.name in given:
             # One of these columns has the mark, the others are 0 and not shown.
-            names[first : first + feature.width] = [f"{feature.name}={given[feature.name]}"] * feature.width
+            names[first : first + feature.width] = [values[feature.name]] * feature.width
         first += feature.width
-    return tuple(names)
+    return declared.crossing.names(names, values)
 
 
 def contributions(
@@ -118,7 +122,8 @@ def contributions(
 ) -> tuple[Contribution, ...]:
     """Return the parts of the log-odds of an arm, the largest first; they sum to it.
 
-    `context` (d,) is as it came, nan where a number is missing. Marks that are not set are left out.
+    `context` (d,) is as it came, nan where a number is missing; `standardised` and `names` are of the model's columns.
+    Marks that are not set are left out.
     """
     coefficients, _ = parameters.model.head(arm)
     parts = [
@@ -131,7 +136,8 @@ def contributions(
         )
     ]
     marks = _marks(parameters.settings.features, len(context))
-    columns = zip(names, context.tolist(), standardised.tolist(), coefficients[1:].tolist(), marks, strict=True)
+    values = [*context.tolist(), *standardised[len(context) :].tolist()]
+    columns = zip(names, values, standardised.tolist(), coefficients[1:].tolist(), marks, strict=True)
     parts += [
         Contribution(
             feature=name,
@@ -143,14 +149,28 @@ def contributions(
         for name, value, standard, coefficient, is_mark in columns
         if not is_mark or standard != 0
     ]
+    return strongest_first(parts)
+
+
+def strongest_first(parts: Iterable[Contribution]) -> tuple[Contribution, ...]:
+    """Return parts of log-odds, the largest first."""
     return tuple(sorted(parts, key=lambda part: -abs(part.contribution)))
 
 
+def position_effect(parameters: Parameters, h: int) -> tuple[Contribution, ...]:
+    """Return the part of a position, from 0, in the log-odds of every ad; none if it has no effect."""
+    effects = parameters.model.position_effects
+    effect = float(effects[min(h, len(effects) - 1)])
+    if not effect:
+        return ()
+    return (Contribution(feature=POSITION, value=h + 1.0, standardised=1.0, coefficient=effect, contribution=effect),)
+
+
 def _marks(features: Features | None, dim: int) -> list[bool]:
-    """Return whether each column is a mark of a category."""
+    """Return whether each column of the model is a mark of a category, or a cross with one."""
     if features is None or not features.context:
         return [False] * dim
-    return [not is_number for is_number in features.number_columns.tolist()]
+    return [not is_number for is_number in features.crossing.numbers(features.number_columns).tolist()]
 
 
 def ad_profile(parameters: Parameters, arm: int, *, confidence: float = 0.95) -> AdProfile:
@@ -161,7 +181,9 @@ def ad_profile(parameters: Parameters, arm: int, *, confidence: float = 0.95) ->
     active = [index for index, other in enumerate(parameters.arms) if other.active] or [arm]
     average = np.mean([model.head(index)[0] for index in active], axis=0)
     known = parameters.standardisation
-    scales = np.ones(model.dim) if known is None else known.scale
+    scales = np.ones(model.dim)
+    if known is not None:
+        scales[: len(known.scale)] = known.typical[1]
     tastes = [
         Taste(
             feature=name,

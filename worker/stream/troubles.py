@@ -61,7 +61,8 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         of="feedback",
     ),
     "unanswered": TroubleKind(
-        "More than three quarters of the sessions end without any feedback. Nothing is learned from them.",
+        "More than three quarters of the sessions end without any feedback. Each counts as a user who left at the "
+        "first ad without a click.",
         "Write feedback for passes as well as for clicks, to the clicks topic of this prefix. Where clients can report "
         "clicks only, set --unanswered passed.",
         least=30,
@@ -69,7 +70,8 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         of="sessions",
     ),
     "unanswered-ads": TroubleKind(
-        "Ads are shown, but hardly ever answered: at less than a quarter of the usual rate. Slates avoid them.",
+        "Ads are shown, but hardly ever get any feedback, neither clicks nor passes: less than a quarter of the usual "
+        "share. Slates avoid them.",
         "Check the creative of these ads and how the client reports them, then retire or mend them (adcascade arms).",
     ),
     "norms": TroubleKind(

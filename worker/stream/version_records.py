@@ -29,7 +29,7 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
 from worker.stream.chance import ALL
-from worker.stream.contexts import LEAST_SESSIONS
+from worker.stream.contexts import LEAST_SESSIONS, SCALES
 from worker.stream.events import (
     MOST,
     Active,
@@ -83,10 +83,17 @@ class ArmRecord(Struct, frozen=True, kw_only=True):
 
 
 class ScaleRecord(Struct, frozen=True, kw_only=True):
-    """Centre and scale of the contexts: the model works on clip((x − centre) / scale, ±8)."""
+    """Scale of the contexts: the model works on clip((y − centre) / scale, ±8), y being the number transformed."""
 
     centre: Annotated[Array, described("Shape (d).")]
     scale: Annotated[Array, described("Shape (d), above zero.")]
+    exponent: Annotated[
+        Array | UnsetType,
+        described("λ of the Yeo–Johnson transformation of each number, shape (d); 1 or missing: none."),
+    ] = UNSET
+    unit: Annotated[
+        Array | UnsetType, described("Unit that a number is divided by if its exponent is not 1, shape (d).")
+    ] = UNSET
 
 
 class PendingRecord(Struct, frozen=True, kw_only=True):
@@ -100,10 +107,10 @@ class PendingRecord(Struct, frozen=True, kw_only=True):
 
 
 class AnswerRecord(Struct, frozen=True, kw_only=True):
-    """Displays and answers so far."""
+    """Displays without a click so far, and after how many of them the user went on."""
 
-    displayed: Annotated[Array, described("Displays, shape (H, K).")]
-    answered: Annotated[Array, described("Displays that were answered, shape (H, K).")]
+    displayed: Annotated[Array, described("Displays without a click, shape (H, K).")]
+    answered: Annotated[Array, described("Displays that were answered by a pass, shape (H, K).")]
 
 
 class SharesRecord(Struct, frozen=True, kw_only=True):
@@ -117,20 +124,34 @@ class PrecisionRecord(Struct, frozen=True, kw_only=True):
     """Parts of the precision matrix A."""
 
     context: Annotated[
-        Array | UnsetType, described("additive: context block, shape (d, d), or with an intercept (d+1, d+1).")
+        Array | UnsetType, described("additive: context block, shape (d, d), or with an intercept (d+H, d+H).")
     ] = UNSET
     cross: Annotated[
-        Array | UnsetType, described("additive: cross block, shape (K, d) or (K, d+1), one row per arm.")
+        Array | UnsetType, described("additive: cross block, shape (K, d) or (K, d+H), one row per arm.")
+    ] = UNSET
+    prior: Annotated[
+        Array | UnsetType, described("Precision of the prior of the intercept and of each context column.")
     ] = UNSET
     arms: Annotated[Array | UnsetType, described("additive: diagonal of the arm block, shape (K).")] = UNSET
     features: Annotated[Array | UnsetType, described("personal: 1 and the features of each ad, shape (K, m).")] = UNSET
-    shared: Annotated[
-        Array | UnsetType,
-        described("personal: precision of the shared part, by columns, shape ((d+1)·m, (d+1)·m)."),
-    ] = UNSET
     information: Annotated[
         Array | UnsetType, described("personal: upper triangle of G_k, by rows, shape (K, (d+1)(d+2)/2).")
     ] = UNSET
+    crossing: Annotated[Array | UnsetType, described("personal: C_k of each arm, by rows, shape (K, (d+1)(H−1)).")] = (
+        UNSET
+    )
+    inherited: Annotated[
+        Array | UnsetType,
+        described("personal: upper triangle of what arms that were integrated out have said; empty if none were."),
+    ] = UNSET
+
+
+class GroupsRecord(Struct, frozen=True, kw_only=True):
+    """Declared features of contexts or of ads, as the model weighs them."""
+
+    widths: Annotated[Array, described("Columns of each feature.")]
+    squares: Annotated[Array, described("Mean squared length of each feature.")]
+    strengths: Annotated[Array, described("Precision of each feature: the higher, the less it matters.")]
 
 
 class VersionRecord(Struct, frozen=True, kw_only=True):
@@ -164,6 +185,9 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     ]
     frozen: Annotated[bool, described("Whether learning is frozen.")]
     folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
+    clock: Annotated[Amount, described("t of M_t: folds, less where new ads or a change set the clock back.")]
+    kept: Annotated[Probability, described("Share of older displays that the last fold kept.")]
+    changes: Annotated[Amount, described("Changes of users or ads that were noticed lately; older ones count less.")]
     observations: Annotated[int, described("Number of displays observed so far.", **_WHOLE)]
     expected_sessions: Annotated[int, described("N: number of sessions in the last folded window.", **_WHOLE)]
     explore_budget: Annotated[int, described("M_t: number of sessions that may explore.", **_WHOLE)]
@@ -184,7 +208,11 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     ]
     estimator: Annotated[str, described("Estimator of a fold.", enum=list(ESTIMATORS))]
     ridge: Annotated[float, Meta(gt=0, description="λ: precision of the prior.")]
-    forgetting: Annotated[Probability, described("γ: forgetting factor per fold; 1 forgets nothing.")]
+    forgetting: Annotated[
+        Probability | Literal["auto"],
+        described("Share of older displays that a fold keeps; 1 forgets nothing, auto lets the window decide."),
+    ]
+    spread: Annotated[Rate, described("How far sessions differ in their optimism.")]
     warmup: Annotated[int, described("Number of folds before the policy starts.", **_WHOLE)]
     horizon_episodes: Annotated[int, described("T: number of windows in the schedule M_t.", minimum=2)]
     random_share: Annotated[Rate, described("Share of sessions with random slates.")]
@@ -231,7 +259,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     pending: PendingRecord | UnsetType = UNSET
     theta_context: Annotated[
         Array | UnsetType,
-        described("additive: context coefficients θ_x, shape (d); with an intercept, which comes first, (d+1)."),
+        described("additive: context coefficients θ_x, shape (d); with an intercept and H−1 positions, (d+H)."),
     ] = UNSET
     theta_arms: Annotated[Array | UnsetType, described("additive: arm coefficients θ_k, shape (K).")] = UNSET
     shared: Annotated[
@@ -239,14 +267,28 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         described("personal: shared part Γ, shape (d+1, m), m = 1 + columns of the features of ads."),
     ] = UNSET
     own: Annotated[Array | UnsetType, described("personal: own part v_k of each arm, shape (K, d+1).")] = UNSET
-    tastes: Annotated[Array | UnsetType, described("personal: precision λ_t of own tastes, shape (1).")] = UNSET
+    positions: Annotated[
+        Array | UnsetType, described("personal: effect b_h of each position after the first, shape (H−1).")
+    ] = UNSET
+    context_groups: Annotated[GroupsRecord | UnsetType, described("personal: features of contexts.")] = UNSET
+    ad_groups: Annotated[GroupsRecord | UnsetType, described("personal: features of ads.")] = UNSET
     precision: PrecisionRecord | UnsetType = UNSET
 
 
 #: Fields of a version that its record has under the same name.
 PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
-    *("folds", "observations", "expected_sessions", "explore_budget", "thresholds", "radius"),
+    *(
+        "folds",
+        "clock",
+        "kept",
+        "changes",
+        "observations",
+        "expected_sessions",
+        "explore_budget",
+        "thresholds",
+        "radius",
+    ),
 )
 #: Settings that a record has only if they are set.
 _OPTIONAL: Final = ("features", "learn_at_most")
@@ -312,7 +354,7 @@ def arrays_of(parameters: Parameters) -> dict[str, Floats]:
     if (counts := parameters.answers) is not None:
         arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in COUNTS}
     if (known := parameters.standardisation) is not None:
-        arrays |= {"standardisation.centre": known.centre, "standardisation.scale": known.scale}
+        arrays |= {f"standardisation.{name}": getattr(known, name) for name in SCALES}
     if parameters.pending is not None:
         arrays |= {f"pending.{name}": array for name, array in parameters.pending.pack().items()}
     return arrays
@@ -360,7 +402,7 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
-        sizes += [settings.dim] * 2  # centre and scale
+        sizes += [settings.dim] * len(SCALES)
         sizes += [(LEAST_SESSIONS - 1) * settings.dim, *[(LEAST_SESSIONS - 1) * settings.horizon] * 4]  # pending
     packed = sum(_PER_ARRAY + 4 * (8 * size // 3 + 1) for size in sizes)
     return RESERVE + ids + _PER_ARM * len(arms) + features + declared + packed
@@ -372,14 +414,16 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     >>> from worker.stream.parameters import Parameters
     >>> arms = tuple(Arm(arm=str(n), reward=1.0) for n in range(60_000))
     >>> too_large(Parameters.first(LearningSettings(dim=32, model="additive", answers="all", standardise=False), arms))
-    '60,000 arms of 32 features take up to 25.4 MiB, more than the 16 MiB of a record: 37,578 such arms fit'
+    '60,000 arms of 32 features take up to 27.8 MiB, more than the 16 MiB of a record: 34,246 such arms fit'
     """
     arms, model, settings = parameters.arms, parameters.model, parameters.settings
     size = largest_size(arms, model, settings)
     if size <= most:
         return None
     columns = 0 if settings.features is None else settings.features.ad_dim
-    nothing = type(model).prior(dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns)))
+    nothing = type(model).prior(
+        dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns)), horizon=settings.horizon
+    )
     fixed = largest_size((), nothing, settings)
     room = max(0, int((most - fixed) * len(arms) / max(1, size - fixed)))  # with ids as long as these on average
     return (

@@ -222,6 +222,16 @@ class OpenWindows:
             for record in old.answers:
                 self._at(record[1] // window, old.first_offset).answers.append(*record)
 
+    def plans(self, until: int) -> list[SessionPlan]:
+        """Return the plans of the open sessions up to a time that are learned from, in the order of their keys."""
+        certain = {
+            key: plan
+            for window in self._windows.values()
+            for key, plan in window.sessions.items()
+            if plan and key[1] <= until
+        }
+        return [certain[key] for key in sorted(certain)]
+
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def due(self, until: int) -> list[int]:

@@ -10,45 +10,36 @@ from typing import Any, Final
 import numpy as np
 
 from worker.bandit.arrays import sigmoid
-from worker.bandit.click_model import ClickModel
-from worker.bandit.personal import PersonalModel
 from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.history import exploration_share
 from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters
+from worker.stream.strengths import strengths
 from worker.stream.topology import Tally
 
 MOST_ARMS: Final = 12
 MOST_FEATURES: Final = 12
-#: Words for the strength of tastes, from this standard deviation of the log-odds on.
-STRENGTHS: Final = (
-    (0.7, "users differ strongly in what they like"),
-    (0.3, "users differ in what they like"),
-    (0.1, "users differ a little in what they like"),
-    (0.0, "users hardly differ in what they like"),
-)
+#: Features that are named as those that matter most.
+MOST_STRENGTHS: Final = 5
 CONFIDENCE: Final = 1.96  # standard deviations on each side of an estimate: 95 %
 
 
 def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the arms with the highest expected revenue per display, with 95 % intervals; retired arms come last.
 
-    Click probabilities are those of answered displays; the revenue counts that some displays get no answer. Everything
-    is averaged over the packed contexts, or taken at x = 0 if there are none: an average user with features
-    that exclude each other, such as countries, is nobody.
+    Everything is of the first position and averaged over the packed contexts, or taken at x = 0 if there are none: an
+    average user with features that exclude each other, such as countries, is nobody.
     """
     if not parameters.arms:
         return []
     model, rewards, dim = parameters.model, parameters.rewards, parameters.settings.dim
-    users = parameters.prepared(stack_packed(contexts, dim)) if contexts else np.zeros((1, dim))
-    rates = parameters.rates
-    worth = rewards if rates is None else rewards * rates.arms
+    users = parameters.prepared(stack_packed(contexts, dim)) if contexts else np.zeros((1, model.dim))
     try:
         chance = sigmoid(model.log_odds(users)).mean(axis=0)
         active = np.array([arm.active for arm in parameters.arms])
-        order = np.lexsort((-chance * worth, ~active))[:MOST_ARMS]
+        order = np.lexsort((-chance * rewards, ~active))[:MOST_ARMS]
         shown = np.tile(order, (len(users), 1))
         log_odds, deviations = model.log_odds_of(users, shown), np.sqrt(model.squared_widths_of(users, shown))
     except AdcascadeError:
@@ -62,14 +53,14 @@ def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str
             "probability": _short(chance[index]),
             "low": _short(low[place]),
             "high": _short(high[place]),
-            "value": _short(chance[index] * worth[index]),
+            "value": _short(chance[index] * rewards[index]),
         }
         for place, index in enumerate(order.tolist())
     ]
 
 
 def least_answered(snapshot: Snapshot) -> dict[str, Any] | None:
-    """Return the ads with the lowest answer rates, and how many have collapsed; None where rates are not learned."""
+    """Return the ads that are answered least, and how many have collapsed; None where rates are not learned."""
     known = snapshot.answering
     if known is None:
         return None
@@ -87,9 +78,10 @@ def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> li
         return []
     dim, model, known = parameters.settings.dim, parameters.model, parameters.standardisation
     declared = parameters.settings.features
-    names = declared.context_names if declared is not None and declared.context else ()
+    names = declared.model_names if declared is not None and declared.context else ()
     names = names or tuple(f"x{number}" for number in range(1, dim + 1))
     values = stack_packed(contexts, dim)
+    values = np.hstack([values, parameters.prepared(values)[:, dim:]])  # crosses are as the model takes them
     there = np.isfinite(values)
     means = np.where(there, values, 0.0).sum(axis=0) / np.maximum(1, there.sum(axis=0))
     effects = model.effects
@@ -98,21 +90,27 @@ def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> li
         {
             "name": names[index],
             "mean": _short(means[index]) if there[:, index].any() else None,
-            "centre": None if known is None else _short(known.centre[index]),
-            "scale": None if known is None else _short(known.scale[index]),
+            "centre": None if known is None or index >= dim else _short(known.typical[0][index]),
+            "scale": None if known is None or index >= dim else _short(known.typical[1][index]),
             "effect": _short(effects[index]),
         }
         for index in shown.tolist()
     ]
 
 
-def strength_of_tastes(model: ClickModel) -> str | None:
-    """Return in words how much users differ in what they like; None if the model knows no tastes."""
-    if not isinstance(model, PersonalModel):
+def strongest_features(parameters: Parameters) -> list[dict[str, Any]]:
+    """Return the features that matter most, of contexts and of ads; none before the first fold and without tastes."""
+    found = sorted(strengths(parameters), key=lambda one: -one.strength)[:MOST_STRENGTHS]
+    return [{"feature": one.feature, "of": one.of, "strength": _short(one.strength), "word": one.word} for one in found]
+
+
+def forgetting(snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return the setting, and when older sessions last lost weight under "auto" and what they count since."""
+    if snapshot.parameters is None:
         return None
-    # The standard deviation of the log-odds that tastes make between two ads, over standardised contexts.
-    spread = math.sqrt(model.dim / model.tastes)
-    return next(words for least, words in STRENGTHS if spread >= least)
+    setting = snapshot.parameters.settings.forgetting
+    time, kept = snapshot.forgotten if snapshot.forgotten and isinstance(setting, str) else (None, None)
+    return {"setting": setting, "time": time, "kept": _short(kept)}
 
 
 def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
@@ -124,7 +122,8 @@ def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
         "version": parameters.version,
         "age": max(0, time - parameters.made_at) if parameters.made_at else None,
         "model": parameters.settings.model,
-        "tastes": strength_of_tastes(parameters.model) if parameters.folds else None,
+        "strongest": strongest_features(parameters),
+        "forgetting": forgetting(snapshot),
         "standardise": parameters.settings.standardise,
         "standardised": parameters.standardisation is not None,
         "answers": parameters.answers is not None,

@@ -134,7 +134,7 @@ class Judge:
         taken = [session for window in self.windows for session in window.sessions]
         if len(taken) != len(set(taken)):
             yield "a session is in two windows"
-        folded = sum(window.counts["displays"] for window in self.windows if _is_folded(window))
+        folded = sum(len(shown) for one in self.windows if _is_folded(one) for shown in one.sessions.values())
         last = self.last_version
         if last["observations"] != folded:
             yield f"version {last['version']} has {last['observations']} observations, expected {folded}"

@@ -68,7 +68,7 @@ def _raw(message: Message) -> Raw:
 
 Session = tuple[str, int]  # id and time of arrival
 Answer = tuple[int, int, str, bool]  # occurred_at, position, arm, clicked
-Display = tuple[int, str, bool]  # position, arm, clicked
+Display = tuple[int, str, bool | None]  # position, arm, and whether it was clicked; None without an answer
 
 
 @dataclass(slots=True)
@@ -114,14 +114,17 @@ class Journal:
 
 
 def displays_of(slate: tuple[str, ...], answers: Iterable[Answer]) -> set[Display]:
-    """Return the displays of a slate that the answers are about; the answers are in time."""
+    """Return the displays of a slate: those that the answers are about, and the next one, at which the user left."""
     fitting = [one for one in answers if 1 <= one[1] <= len(slate) and slate[one[1] - 1] == one[2]]
     clicks = [position for _, position, _, clicked in fitting if clicked]
     passes = [position for _, position, _, clicked in fitting if not clicked]
     click = min(clicks, default=0)
     # Whoever clicked at a position has passed over all before it, and nothing after a click counts.
     last = click or max(passes, default=0)
-    return {(position, slate[position - 1], position == click) for position in range(1, last + 1)}
+    displays: set[Display] = {(position, slate[position - 1], position == click) for position in range(1, last + 1)}
+    if not click and last < len(slate):
+        displays.add((last + 1, slate[last], None))
+    return displays
 
 
 def is_uncertain(opened: Collection[str]) -> bool:
@@ -147,12 +150,8 @@ class Window:
 
     @property
     def counts(self) -> dict[str, int]:
-        displays = [display for shown in self.sessions.values() for display in shown]
-        return {
-            "sessions": len(self.sessions),
-            "displays": len(displays),
-            "clicks": sum(clicked for _, _, clicked in displays),
-        }
+        answers = [clicked for shown in self.sessions.values() for _, _, clicked in shown if clicked is not None]
+        return {"sessions": len(self.sessions), "displays": len(answers), "clicks": sum(answers)}
 
 
 def closed_windows(topics: dict[str, list[Raw]], journal: Journal, session_timeout: int) -> list[Window]:

@@ -146,10 +146,10 @@ def test_a_seed_gives_one_plan_with_every_kind_of_act() -> None:
 
 def test_the_join_of_a_slate_with_answers() -> None:
     slate = ("a", "b", "c")
-    assert displays_of(slate, []) == set()
-    assert displays_of(slate, [(5, 2, "b", False)]) == {(1, "a", False), (2, "b", False)}
+    assert displays_of(slate, []) == {(1, "a", None)}
+    assert displays_of(slate, [(5, 2, "b", False)]) == {(1, "a", False), (2, "b", False), (3, "c", None)}
     assert displays_of(slate, [(5, 2, "b", True), (6, 3, "c", False)]) == {(1, "a", False), (2, "b", True)}
-    assert displays_of(slate, [(5, 1, "b", True)]) == set()
+    assert displays_of(slate, [(5, 1, "b", True)]) == {(1, "a", None)}
 
 
 def test_no_display_of_an_uncertain_session_counts() -> None:

@@ -6,34 +6,43 @@ Every field of `LearningSettings` is an option, and has its default there.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import time_option
 from worker.errors import InputError
-from worker.simulation.environments import ENVIRONMENTS
+from worker.simulation.environments import LASTING
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
 from worker.stream.features import Feature, Features
 from worker.stream.settings import ANSWERS, UNANSWERED, LearningSettings
 
 
-def beta(text: str) -> float | str:
-    """Read a number of standard deviations, or `theory`.
+def number_or(word: str, **bounds: float) -> Callable[[str], float | str]:
+    """Return a reader of a number within bounds, or of a word.
 
-    >>> beta("1.5"), beta("theory")
-    (1.5, 'theory')
+    >>> number_or("auto", above=0, most=1)("0.5"), number_or("auto")("auto")
+    (0.5, 'auto')
     """
-    if text == "theory":
-        return text
-    try:
-        return float(number(least=0)(text))
-    except ValueError as error:
-        raise ValueError(f"{error} (or theory)") from None
+
+    def read(text: str) -> float | str:
+        if text == word:
+            return text
+        try:
+            return float(number(**bounds)(text))
+        except ValueError as error:
+            raise ValueError(f"{error} (or {word})") from None
+
+    return read
+
+
+beta = number_or("theory", least=0)
 
 
 _DEFAULTS = {f.name: f.default for f in fields(LearningSettings) if f.default is not MISSING}
@@ -48,21 +57,26 @@ _LEARNING = grouped(
     Option("repeats", "repeated displays of an arm within a session", flag=True),
     Option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
     Option("intercept", "base rate shared by all ads; without it, additive is the model of the paper", flag=True),
-    Option("answers", "answer rates: learned, or all displays counted as answered", choices=ANSWERS),
+    Option("answers", "share of users who go on after no click: learned, or all of them", choices=ANSWERS),
     Option("policy", "policy that chooses the slates", choices=POLICIES),
     Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     Option("bonus", "exploration bonus added to Q", choices=BONUSES),
     Option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
+    Option(
+        "spread",
+        "difference between sessions in their optimism, 0 to 1, so that new ads share out the displays",
+        parse=_SHARE,
+    ),
     Option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
     Option(
         "ridge",
-        "precision of the prior per context feature, in multiples of d (without an intercept: λ of λI)",
+        "precision of the effects that all ads share; 1: that of tastes at first (without an intercept: λ of λI)",
         parse=number(above=0),
     ),
     Option(
         "forgetting",
-        "factor γ per fold, for users who drift; 1: no forgetting",
-        parse=number(above=0, most=1),
+        "share of older displays that each fold keeps; auto: as much as the window itself confirms; 1: all",
+        parse=number_or(AUTO, above=0, most=1),
     ),
     count("warmup", "number of initial folds with random slates", least=0),
     count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
@@ -71,7 +85,9 @@ _LEARNING = grouped(
     time_option("session-timeout", "time after the arrival during which feedback counts"),
     time_option("lateness", "maximum delay of a record"),
     time_option("window", "length of an episode"),
-    Option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
+    Option(
+        "unanswered", "meaning of a display without feedback; passed where only clicks are reported", choices=UNANSWERED
+    ),
     count(
         "learn-at-most",
         "sessions per window to learn from, a sample if there are more; 0: all",
@@ -80,7 +96,7 @@ _LEARNING = grouped(
     Option("standardise", "standardisation of numbers in contexts, by the first sessions", flag=True),
     Option(
         "features",
-        "declared features of contexts and of ads, in the tables [features.context] and [features.ads]",
+        "declared features, in the tables [features.context] and [features.ads], and crosses of those of contexts",
         parse=Features.of_table,
         table=True,
     ),
@@ -128,12 +144,12 @@ SEED = count("seed", "random seed of the world and its users", 0, least=0)
 def world(defaults: Any) -> tuple[Option, ...]:
     """Return the options of a world, with the defaults of a command."""
     return (
-        Option("environment", "simulated world", choices=ENVIRONMENTS, default=defaults.environment),
+        Option("environment", "simulated world", choices=LASTING, default=defaults.environment),
         count("dim", "number d of context features", defaults.dim),
         count("arms", "number K of arms", defaults.arms),
         Option(
             "stay",
-            "probability that a display is answered, multiplied by the answer rate of its arm",
+            "share of the users without a click who go on, multiplied by that of the arm",
             parse=number(above=0, most=1),
             default=defaults.stay,
         ),

@@ -55,8 +55,8 @@ PLOTS = (
         "regret",
         "Regret",
         "The mean loss of a session up to each episode. The solid lines are the true regret, known here because the "
-        "users are simulated. The others are the figures of a real deployment: an upper bound, and an estimate "
-        "that tends to be too high.",
+        "users are simulated. The others are the figures of a real deployment, which hold if the model is right: "
+        "an upper bound, and an estimate that tends to be too high.",
     ),
     (
         "clicks",
@@ -176,8 +176,9 @@ def heads(parameters: Parameters) -> tuple[Floats, Floats]:
     size, known = parameters.settings.dim + 1, parameters.standardisation
     units = np.eye(size)  # takes [1; x] to the input of the model
     if known is not None:
-        units[1:, 1:] /= known.scale[:, None]
-        units[1:, 0] = -known.centre / known.scale
+        centre, scale = known.typical
+        units[1:, 1:] /= scale[:, None]
+        units[1:, 0] = -centre / scale
     found, deviations = np.zeros((len(parameters.arms), size)), np.zeros((len(parameters.arms), size))
     for arm in range(len(parameters.arms)):
         head, covariance = parameters.model.head(arm)

@@ -85,7 +85,7 @@ function showTiles(status) {
   const nothing = status.learning.here ? "no window closed yet" : "see the worker that learns";
   const windows = recent.windows === 1 ? "last window" : `last ${recent.windows} windows`;
   setText("regret", short(simulated ? recent.pseudo : recent.posterior));
-  setText("regret-note", recent.windows ? (simulated ? `exact; slates earn ${percent(recent.served_share)} of the best` : `estimate; at most ${short(recent.bound)}`) : nothing);
+  setText("regret-note", recent.windows ? (simulated ? `exact; slates earn ${percent(recent.served_share)} of the best` : `if the model is right; at most ${short(recent.bound)}`) : nothing);
   setText("revenue", percent(share(recent.reward, recent.expected)));
   setText("revenue-note", recent.windows ? `${short(recent.reward)} of ${short(recent.expected)} in the ${windows}` : nothing);
   setText("clicked", percent(share(recent.clicks, recent.sessions)));
@@ -129,8 +129,8 @@ function showCharts({ windows, simulated, parameters }) {
   ];
   charts.regret.draw({ x, series: regret });
   setText("regret-lead", simulated
-    ? "Pseudo: exact, from the true model of the simulated users. Posterior: the model's own estimate. Bound: its upper limit. Logarithmic scale."
-    : "Revenue lost per session against the best slate. Posterior: the model's own estimate. Bound: its upper limit at the confidence of β. Logarithmic scale.");
+    ? "Pseudo: exact, from the true model of the simulated users. If the model is right, posterior estimates it and bound is its upper limit. Logarithmic scale."
+    : "Revenue lost per session against the best slate, if the model is right. Posterior: its own estimate. Bound: its upper limit at the confidence of β. Logarithmic scale.");
   charts.revenue.draw({ x, series: [
     { name: "earned", ink: "a", values: smooth(windows.reward), raw: windows.reward },
     { name: "expected", ink: "b", values: smooth(windows.expected) },
@@ -211,7 +211,7 @@ function showAnswered({ answered, parameters }) {
   const rows = answered?.ads ?? [];
   fillBars("answered", rows.map((one, index) => ({
     name: one.arm, part: one.rate, cells: [percent(one.rate), count(one.displays)], level: index < answered.collapsed ? "dead" : undefined,
-  })), parameters && !answered ? "Answer rates are not learned: every display counts as answered." : "No ad has 50 displays yet.");
+  })), parameters && !answered ? "Not learned: every display counts as answered." : "No ad has 50 displays without a click yet.");
   const few = answered?.collapsed ? ` ${count(answered.collapsed)} hardly ever answered: slates avoid ${answered.collapsed === 1 ? "it" : "them"}.` : "";
   setText("answered-lead", `Share of the displays that get a click or a pass.${few}`);
 }
@@ -223,14 +223,23 @@ function showUsers({ features, users, parameters }) {
     cells: [short(one.mean), one.scale === null ? "–" : `${short(one.centre)} ± ${short(one.scale)}`, `${one.effect > 0 ? "+" : ""}${short(one.effect)}`],
   })), "No user has arrived yet.");
   const scale = !parameters?.standardise ? "as they come" : parameters.standardised ? "standardised by the usual mean ± deviation" : "standardised as soon as 100 sessions are known";
-  const tastes = parameters?.tastes ? ` ${parameters.tastes[0].toUpperCase()}${parameters.tastes.slice(1)}.` : "";
-  if (features.length) setText("users-lead", `Features, averaged over ${count(users)} recent user${users === 1 ? "" : "s"}; ${scale}. Effect on the log-odds of a click on any ad.${tastes}`);
+  const named = (parameters?.strongest ?? []).map((one) => `${one.feature}${one.of === "ad" ? " of ads" : ""} (${one.word}, ${short(one.strength)})`);
+  const strongest = named.length ? ` What decides between ads: ${named.join(", ")}.` : "";
+  if (features.length) setText("users-lead", `Features, averaged over ${count(users)} recent user${users === 1 ? "" : "s"}; ${scale}. Effect on the log-odds of a click on any ad.${strongest}`);
 }
 
 const STAGES = { fetch: "… until fetched", queue: "… until handled", handle: "… handling", write: "… until acknowledged" };
 
+/** What was forgotten, and when: "noticed at 14:05: older sessions now count 0.3". */
+function change(forgetting) {
+  if (!forgetting) return "–";
+  if (forgetting.setting === 1) return "nothing is forgotten";
+  if (forgetting.setting !== "auto") return `every window keeps ${percent(forgetting.setting)}`;
+  return forgetting.time ? `noticed at ${clocks([forgetting.time])[0]}: older sessions now count ${short(forgetting.kept)}` : "none noticed";
+}
+
 function showHealth(status) {
-  const { lately, learning, sessions, accounts } = status;
+  const { lately, learning, sessions, accounts, parameters } = status;
   const off = Object.entries(accounts).filter(([, value]) => value !== 0);
   const facts = [
     ["Batch handling", `median ${seconds(lately.duration_p50)} · p99 ${seconds(lately.duration_p99)}`],
@@ -240,6 +249,7 @@ function showHealth(status) {
     ["Open sessions", count(sessions.open)],
     ["Windows closed", `${count(learning.windows)}${learning.here ? "" : " here; no learner here"}`],
     ["Windows rejected", count(learning.rejected), learning.rejected ? "warn" : null],
+    ["Change", change(parameters?.forgetting)],
     ["Late feedback", count(learning.late_feedback)],
     ["Late journal records", learning.here ? count(learning.late) : "–"],
     ["Accounts", off.length ? off.map(([name, value]) => `${name} ${value > 0 ? "+" : ""}${value}`).join(", ") : "balanced", off.length ? "bad" : "good"],

@@ -1,0 +1,86 @@
+"""Columns of contexts, or of features of arms, grouped by the feature that was declared.
+
+A category of 50 values has 50 columns, of which one is 1; a number has one column. Prior precisions belong to features,
+not to columns: a feature g with q_g = E‖x_g‖² has the precision G q_g at first, G being the number of features, so that
+each explains the same share of the log-odds whatever the number of its columns is (docs/math.md §9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.bandit.arrays import Floats, Ints
+from worker.errors import InputError
+
+#: Least q_g: a feature that hardly any session has must not get a prior that allows anything.
+LEAST_SQUARE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """Number of columns of each feature, (G,), and q_g, its mean squared length, (G,).
+
+    Examples
+    --------
+    A number and a category of three values that everybody has:
+
+    >>> groups = Groups(widths=np.array([1, 3]), squares=np.array([1.0, 1.0]))
+    >>> groups.first, groups.by_column(groups.first)
+    (array([2., 2.]), array([2., 2., 2., 2.]))
+    """
+
+    widths: Ints
+    squares: Floats
+
+    def __post_init__(self) -> None:
+        for name, kind in (("widths", np.intp), ("squares", np.float64)):
+            object.__setattr__(self, name, np.array(getattr(self, name), dtype=kind))
+        if self.widths.ndim != 1 or self.widths.shape != self.squares.shape or (self.widths < 1).any():
+            raise InputError("features must have a number of columns each, and a mean square")
+        if not (np.isfinite(self.squares).all() and (self.squares > 0).all()):
+            raise InputError("the mean square of a feature must be above zero")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Groups):
+            return NotImplemented
+        return np.array_equal(self.widths, other.widths) and np.array_equal(self.squares, other.squares)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @classmethod
+    def vector(cls, columns: int) -> Groups:
+        """Return a plain vector of standardised numbers: one feature."""
+        return cls(widths=np.array([columns]), squares=np.array([float(columns)]))
+
+    @classmethod
+    def alike(cls, widths: Sequence[int]) -> Groups:
+        """Return features of these widths with q_g = 1: standardised numbers, and categories that everybody has."""
+        return cls(widths=np.array(widths, dtype=np.intp), squares=np.ones(len(widths)))
+
+    @classmethod
+    def measured(cls, widths: Sequence[int], columns: Floats) -> Groups:
+        """Return features of these widths with q_g as in some sessions: (n, columns)."""
+        squares = np.add.reduceat((columns**2).mean(axis=0), np.cumsum([0, *widths[:-1]]))
+        return cls(widths=np.array(widths), squares=np.maximum(squares, LEAST_SQUARE))
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of all features."""
+        return int(self.widths.sum())
+
+    @property
+    def first(self) -> Floats:
+        """The precision of each feature before any data, G q_g, (G,)."""
+        return len(self.widths) * self.squares
+
+    def by_column(self, values: Floats) -> Floats:
+        """Return a value per feature as one per column: (G,) → (columns,)."""
+        return np.repeat(values, self.widths)
+
+    def sums(self, values: Floats) -> Floats:
+        """Return the sums over the columns of each feature: (columns,) → (G,)."""
+        starts = np.concatenate([[0], np.cumsum(self.widths)[:-1]])
+        return np.asarray(np.add.reduceat(values, starts)) if len(starts) and len(values) else np.zeros(0)
