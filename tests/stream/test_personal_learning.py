@@ -281,6 +281,15 @@ def test_where_tastes_change_the_fold_forgets_and_exploration_resumes_and_else_n
     assert (steady.current.kept, steady.current.clock) == (1.0, 14.0)
 
 
+def test_tastes_that_the_model_cannot_express_are_not_taken_for_a_change_again_and_again() -> None:
+    """A step: what would be forgotten is missed in the next windows, which would look like another change."""
+    generator = np.random.default_rng(4)
+    stream = Stream()
+    for _ in range(40):
+        stream.window(generator.normal(size=(150, 2)), taste(generator))
+    assert sum(version.kept < 1 for version in stream.versions) <= 3
+
+
 # ── regret, settings ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
