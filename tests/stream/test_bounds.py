@@ -22,7 +22,6 @@ from tests.stream.scenes import (
     serving,
 )
 from worker.stream.decoding import Limits
-from worker.stream.reading import OutputBounds
 from worker.stream.serving import Serving
 from worker.stream.session import Parked, ParkedRecord, Session, decode_state, encode_state
 from worker.stream.topology import (
@@ -42,7 +41,7 @@ STORED = serving().handle([arrival()]).changelog[0][1] or b""
 
 
 def bounded(most: int, **changes: Any) -> Serving:
-    return Serving(Versions(parameters(**changes)), topics=TOPICS, limits=WIDE, bounds=OutputBounds(most))
+    return Serving(Versions(parameters(**changes)), topics=TOPICS, limits=WIDE, most_bytes=most)
 
 
 def size(letter: DeadLetter) -> int:
