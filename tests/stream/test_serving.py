@@ -251,10 +251,11 @@ def test_a_value_is_deleted_once_nothing_can_come_for_it() -> None:
 def test_a_decision_carries_a_token_per_position_and_feedback_must_return_it() -> None:
     task = serving(secret=SECRET)
     (decision,) = decisions(task.handle([arrival()]))
-    assert len(decision["tokens"]) == 3
-    arm = decision["slate"][1]
-    emits = task.handle([click(position=2, arm=arm, token=decision["tokens"][1])])
-    assert emits.tally.applied == 1
+    arms, tokens = decision["slate"], decision["tokens"]
+    assert len(tokens) == 3
+    (following,) = decisions(task.handle([passed(arm=arms[0], token=tokens[0])]))
+    assert following["tokens"] == tokens[1:]
+    assert task.handle([click(position=2, arm=arms[1], token=tokens[1])]).tally.applied == 1
 
 
 @pytest.mark.parametrize(

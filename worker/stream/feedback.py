@@ -116,15 +116,9 @@ class FeedbackJoin:
     def take_parked(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
         """Join feedback that was parked with its session; it is in the journal already."""
         horizon = max(self.sessions.versions.horizon, len(session.slate))
+        clicks, partition, key = self.topics.clicks, self.sessions.partition, session_id.encode()
         for kept in parked.records:
-            record = Record(
-                self.topics.clicks,
-                self.sessions.partition,
-                kept.offset,
-                kept.timestamp,
-                session_id.encode(),
-                kept.value,
-            )
+            record = Record(clicks, partition, kept.offset, kept.timestamp, key, kept.value)
             feedback = self.reader.read_parked(record, horizon, emits)
             if feedback is None:
                 continue
