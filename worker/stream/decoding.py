@@ -192,9 +192,12 @@ def decode_arrival(
     context = event.context
     if len(context) != dim:
         raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
-    # In this form a NaN is rejected too.
-    if not hypot(1.0, *context) <= (LARGEST_NUMBER if standardise else limits.max_norm):
-        _check_numbers(context, limits, may_lack=encoder is not None, standardise=standardise)
+    numbers = context if encoder is None else [number for number in context if not isnan(number)]
+    if standardise:
+        if max(map(abs, numbers), default=0.0) > LARGEST_NUMBER:
+            raise Rejected("norm", f"a number of $.context is beyond ±{LARGEST_NUMBER:g}")
+    elif hypot(1.0, *numbers) > limits.max_norm:
+        raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
     return event
 
 
@@ -263,17 +266,6 @@ def _read_arrival(value: bytes | None, limits: Limits, encoder: ContextEncoder |
             raise Rejected("invalid", "$.context: a list of numbers is needed: no features are declared") from None
         raise
     return Arrival(session_id=event.session_id, occurred_at=event.occurred_at, context=context, exclude=event.exclude)
-
-
-def _check_numbers(context: tuple[float, ...], limits: Limits, *, may_lack: bool, standardise: bool) -> None:
-    known = [number for number in context if not isnan(number)]
-    if len(known) < len(context) and not may_lack:
-        raise Rejected("norm", "a number of $.context is not a number")
-    if standardise:
-        if max(map(abs, known), default=0.0) > LARGEST_NUMBER:
-            raise Rejected("norm", f"a number of $.context is beyond ±{LARGEST_NUMBER:g}")
-    elif not hypot(1.0, *known) <= limits.max_norm:
-        raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
 
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")

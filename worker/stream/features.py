@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct, structs, to_builtins
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats
@@ -53,8 +53,7 @@ REWARD: Final = "reward"
 TAKEN: Final = ("arm", REWARD, "active")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
+class Feature(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One declared feature.
 
     `values` belong to a category, `columns` to a hashed category. `centre` and `scale` belong to a number of ads, once
@@ -108,7 +107,7 @@ class Feature:
     @property
     def declared(self) -> Feature:
         """The feature as it was declared, without the scale that the first catalogue gave it."""
-        return replace(self, centre=None, scale=None)
+        return structs.replace(self, centre=None, scale=None)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -136,17 +135,6 @@ class Feature:
         centre, scale = (0.0, 1.0) if self.centre is None or self.scale is None else (self.centre, self.scale)
         known = Standardisation(centre=np.array([centre]), scale=np.array([scale]))
         return known.apply(numbers[:, None])[:, 0]
-
-    def document(self) -> dict[str, Any]:
-        """Return the feature as an entry of the record of a version."""
-        entry: dict[str, Any] = {"name": self.name, "kind": self.kind}
-        if self.kind == "category":
-            entry["values"] = list(self.values)
-        if self.kind == "hashed":
-            entry["columns"] = self.columns
-        if self.centre is not None:
-            entry |= {"centre": self.centre, "scale": self.scale}
-        return entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,8 +248,8 @@ class Features:
         """Return the features as they are in the record of a version."""
         crosses = {"crosses": [list(pair) for pair in self.crosses]} if self.crosses else {}
         return {
-            "context": [feature.document() for feature in self.context],
-            "ads": [feature.document() for feature in self.ads],
+            "context": to_builtins(self.context),
+            "ads": to_builtins(self.ads),
             **crosses,
         }
 

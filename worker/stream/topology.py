@@ -129,14 +129,9 @@ def dead_letter(record: Record, reason: str, error: str, most: int = MOST_BYTES)
         headers += [("adcascade.key-length", b"%d" % len(key)), ("adcascade.key-sha256", _sha256(key))]
         key = key[:_CUT_KEY]
     if value is not None and long_value:
-        headers += whole_value(value)
+        headers += [("adcascade.length", b"%d" % len(value)), ("adcascade.sha256", _sha256(value))]
         value = value[:CUT_BYTES]
     return DeadLetter(key, value, headers)
-
-
-def whole_value(value: bytes) -> list[tuple[str, bytes]]:
-    """Return the headers that identify the whole of a value that is cut."""
-    return [("adcascade.length", b"%d" % len(value)), ("adcascade.sha256", _sha256(value))]
 
 
 def _sha256(data: bytes) -> bytes:
