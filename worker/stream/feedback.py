@@ -175,7 +175,7 @@ class FeedbackJoin:
                 emits.tally.late += 1  # its session is deleted
                 emits.tally.troubles.add("late-feedback", f"{over / 1000:,.0f} s too late")
                 return
-            if sessions.room.is_full:
+            if sessions.room.is_full():
                 emits.tally.unparked += 1
                 return
             parked = sessions.await_arrival(session_id, latest)
@@ -186,7 +186,7 @@ class FeedbackJoin:
             error = f"{len(parked.records)} records wait for the arrival of this session"
             self.reader.reject(record, "parked-overflow", error, emits)
             return
-        elif parked.records and sessions.room.is_full:
+        elif parked.records and sessions.room.is_full():
             emits.tally.unparked += 1
         else:
             sessions.park(parked, ParkedRecord(record.offset, record.timestamp, value), latest)

@@ -18,6 +18,7 @@ from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feed
 from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
 from worker.stream.features import context_encoder
 from worker.stream.session import Parked, Session
+from worker.stream.settings import LearningSettings
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.topology import RESERVED_BYTES, Emits, Record, dead_letter
 from worker.stream.versions import Versions
@@ -41,6 +42,19 @@ class Batch:
     touched: dict[str, bool] = field(default_factory=dict)
     facts: list[Opened | FeedbackFact] = field(default_factory=list)
     unremembered: dict[str, Session] = field(default_factory=dict)
+
+
+def judged_arrival(value: bytes | None, timestamp: int, settings: LearningSettings, limits: Limits) -> Arrival:
+    """Decode an arrival under the settings of a version; raises `Rejected`."""
+    return decode_arrival(
+        value,
+        limits=limits,
+        dim=settings.dim,
+        timestamp=timestamp,
+        grace=settings.grace,
+        encoder=context_encoder(settings.features),
+        standardise=settings.standardise,
+    )
 
 
 #: Bytes of a number of a context and a comma, at most.
@@ -77,9 +91,8 @@ class RecordReader:
     def read(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
         """Decode records; return None in place of those that become dead letters."""
         settings, horizon = self._versions.newest.settings, self._versions.horizon
-        encoder = context_encoder(settings.features)
-        # Of an object, the outputs have all columns, whatever its length.
-        encoded = 0 if encoder is None else LONGEST_NUMBER * settings.dim
+        # Of an object, the outputs have all columns, for any length.
+        encoded = 0 if context_encoder(settings.features) is None else LONGEST_NUMBER * settings.dim
         # A number of one digit and a comma become eight bytes at most, in the journal or in the table.
         largest = (self._room - self._versions.slate_bytes - encoded) // 4
         events: list[Arrival | Feedback | None] = []
@@ -89,15 +102,7 @@ class RecordReader:
                 event: Arrival | Feedback
                 if record.topic == self._arrivals:
                     arrivals += 1
-                    event = decode_arrival(
-                        record.value,
-                        limits=self._limits,
-                        dim=settings.dim,
-                        timestamp=record.timestamp,
-                        grace=settings.grace,
-                        encoder=encoder,
-                        standardise=settings.standardise,
-                    )
+                    event = judged_arrival(record.value, record.timestamp, settings, self._limits)
                 else:
                     event = self._feedback(record, horizon)
                 if (size := len(record.value or b"")) > largest:

@@ -28,16 +28,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from worker.secret import Secret
-from worker.stream.chance import ALL, journaled
+from worker.stream.chance import journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Arrival, Decision, Feedback, Opened
 from worker.stream.feedback import FeedbackJoin, make_token
-from worker.stream.parameters import Parameters
 from worker.stream.reading import Batch, RecordReader
 from worker.stream.session import Session, brief_exclusions, encode_state
-from worker.stream.slates import Slate, SlatePlanner
+from worker.stream.slates import SlatePlanner
 from worker.stream.table import SessionRoom, SessionTable
 from worker.stream.topology import MOST_BYTES, Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
@@ -56,19 +55,22 @@ def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Em
     plan_together(batches)
     for serving, batch in batches:
         serving.step(batch)
-    if batches:
-        batches[0][0].report_no_room(tally)
+    if batches and (forgotten := tally.unremembered + tally.unparked):
+        room = batches[0][0].room
+        example = f"{room.held:,} sessions are held, and {room.most:,} may be"
+        tally.troubles.add("too-many-sessions", example, forgotten)
     return [batch.emits for _, batch in batches]
 
 
 def plan_together(work: Sequence[tuple[Serving, Batch]]) -> None:
     """Plan all new sessions that there is room for, over all partitions, with one call per version."""
     groups: dict[SlatePlanner, list[tuple[Batch, Arrival]]] = {}
-    for serving, _ in work:
-        serving.room.claimed = 0
+    claimed = 0  # room for sessions that are not opened yet
     for serving, batch in work:
         for arrival in serving.new(batch):
-            if serving.room.claim(waiting=arrival.session_id in serving.table):
+            # A session whose feedback is parked has room already.
+            if not serving.room.is_full(claimed) or arrival.session_id in serving.table:
+                claimed += 1
                 groups.setdefault(serving.versions.at(arrival.occurred_at), []).append((batch, arrival))
     for planner, group in groups.items():
         new = [arrival for _, arrival in group]
@@ -205,7 +207,8 @@ class Serving(SessionTable):
         deadline = arrival.occurred_at + parameters.settings.session_timeout
         exclude = brief_exclusions(arrival.exclude)
         session = Session(arrival.occurred_at, deadline, context, exclude, parameters.version, *slate)
-        session.share = None if uncertain else _share(session_id, slate, parameters)
+        if not uncertain:
+            session.share = journaled(parameters.settings.salt, session_id, parameters.shares.of_slate(slate.modes))
         parked = self.open(session_id, session)
         if (over := self.progress - deadline - parameters.settings.lateness) >= 0:
             emits.tally.troubles.add("late-arrivals", f"a session was over for {over / 1000:,.0f} s")
@@ -241,12 +244,6 @@ class Serving(SessionTable):
             for position, arm in enumerate(session.slate[session.passed :], start=session.passed + 1)
         )
 
-    def report_no_room(self, tally: Tally) -> None:
-        """Report what was not remembered because there was no room."""
-        if forgotten := tally.unremembered + tally.unparked:
-            example = f"{self.room.held:,} sessions are held, and {self.room.most:,} may be"
-            tally.troubles.add("too-many-sessions", example, forgotten)
-
     # ── expiry ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _expire(self, emits: Emits) -> None:
@@ -268,10 +265,3 @@ class Serving(SessionTable):
     def _lacks_feedback(self, session: Session) -> bool:
         answered = session.clicked or session.passed or not session.slate
         return not answered and self.versions.newest.settings.unanswered != "passed"
-
-
-def _share(session_id: str, slate: Slate, parameters: Parameters) -> float | None:
-    """Return what a new session remembers of its share in the journal."""
-    if parameters.shares == ALL:
-        return None
-    return journaled(parameters.settings.salt, session_id, parameters.shares.of_slate(slate.modes))

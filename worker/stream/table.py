@@ -37,31 +37,22 @@ class SessionRoom:
     """The sessions that a worker remembers, over all of its partitions, and how many these may be.
 
     A parked feedback record counts as a session, or as several if it is large. Sessions that are taken over with a
-    partition always count, and may exceed the bound. `claimed` is the part of a batch that is planned and not opened.
-    `tables` are the states of each partition.
+    partition always count, and may exceed the bound; so may feedback that is parked while the sessions of its batch are
+    opened. `tables` are the states of each partition.
 
     >>> room = SessionRoom(1)
-    >>> room.claim(), room.claim()
-    (True, False)
+    >>> room.is_full(), room.is_full(claimed=1)
+    (False, True)
     """
 
     def __init__(self, most: int | None = None) -> None:
         self.most = MOST if most is None else most
         self.held = 0
-        self.claimed = 0
         self.tables: dict[int, dict[str, State]] = {}
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more is to be remembered."""
-        return self.held + self.claimed >= self.most
-
-    def claim(self, *, waiting: bool = False) -> bool:
-        """Claim room for a session; return whether there is any. One whose feedback is parked gets it always."""
-        if self.is_full and not waiting:
-            return False
-        self.claimed += 1
-        return True
+    def is_full(self, claimed: int = 0) -> bool:
+        """Return whether nothing more is to be remembered; `claimed` sessions are planned and not opened."""
+        return self.held + claimed >= self.most
 
     def partition_of(self, session_id: str) -> int | None:
         """Return the partition in which a session is open; None if there is none."""
@@ -160,11 +151,10 @@ class SessionTable:
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, session_id: str, session: Session) -> Parked | None:
-        """Add a session that has claimed its room; return the feedback that waited for it."""
+        """Add a session; return the feedback that waited for it."""
         before = self.table.get(session_id)
         self.table[session_id] = session
         self._opened.add(session.arrived_at, self.versions.newest.settings.window)
-        self.room.claimed -= 1
         self.room.held += 1
         self._schedule(session_id, session.deadline)
         if type(before) is not Parked:
