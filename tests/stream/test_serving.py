@@ -135,7 +135,7 @@ def test_warm_up_shows_every_arm_at_every_position_equally_often() -> None:
     assert pairs == pytest.approx(1_000, abs=100)  # positions are independent
 
 
-def test_an_unusable_version_still_answers_with_the_dearest_ad() -> None:
+def test_an_unusable_version_still_answers_with_the_highest_paying_ad() -> None:
     broken = parameters()
     huge = replace(broken.model, own=[[-1e308, 1e308, 1e308]] * 3)
     task = serving(replace(broken, model=huge))
