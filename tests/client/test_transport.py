@@ -16,8 +16,7 @@ from worker.client.kafka import KafkaTransport
 from worker.client.transport import Keyed, UndeliveredError
 from worker.errors import FailedError, InputError
 from worker.kafka.connection import Connection
-from worker.stream.partitioning import murmur2_partition
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import Record, Topics, murmur2_partition
 
 TOPICS = Topics("ads")
 

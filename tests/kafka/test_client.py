@@ -19,7 +19,7 @@ from tests.programs import eventually
 from worker.client import AdDecision, Client
 from worker.client.kafka import KafkaTransport
 from worker.errors import FailedError
-from worker.stream.partitioning import murmur2_partition
+from worker.stream.topology import murmur2_partition
 
 pytestmark = pytest.mark.slow
 

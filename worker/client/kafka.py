@@ -36,8 +36,7 @@ from worker.kafka.clients import (
     record_of,
 )
 from worker.kafka.connection import Connection, reason_of
-from worker.stream.partitioning import murmur2_partition
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import Record, Topics, murmur2_partition
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,6 @@ from worker.metrics import Metrics
 from worker.runtime.clock import Clock, ComparedClock, steady_clock, wall_clock
 from worker.secret import Secret
 from worker.stream.decoding import Limits
-from worker.stream.partitioning import PartitionSurvey
-from worker.stream.reading import OutputBounds
 from worker.stream.serving import Serving, handle_together
 from worker.stream.table import SessionRoom
 from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics, dead_letter
@@ -55,7 +53,6 @@ class Partitions:
     Parameters
     ----------
     know_versions : returns when all versions are known that are published now; called in every rebalance
-    count : the number of partitions of the inputs, if it is known
     most_bytes : the largest record that all output topics take
     """
 
@@ -71,7 +68,6 @@ class Partitions:
         steady: Clock = steady_clock,
         secret: Secret | None = None,
         max_open_sessions: int | None = None,
-        count: int | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self.servings: dict[int, Serving] = {}
@@ -90,8 +86,7 @@ class Partitions:
             limits=limits,
             secret=secret,
             room=SessionRoom(max_open_sessions),
-            survey=None if count is None else PartitionSurvey(topics, count),
-            bounds=OutputBounds(most_bytes),
+            most_bytes=most_bytes,
         )
         self._generation = self._next_number = -1
         self._knowing: asyncio.Task[None] | None = None

@@ -72,7 +72,6 @@ def run_worker(settings: WorkerSettings) -> int:
         limits=settings.limits,
         secret=settings.secret,
         max_open_sessions=most_sessions,
-        count=count,
         most_bytes=most_bytes,
     )
     app = _make_app(settings, learning, partitions, versions, metrics, count)

@@ -35,8 +35,7 @@ from worker.serve.recording import complete
 from worker.serve.store import MOVED, RUNNER, SERVE
 from worker.stream.history import INDEX_KEY, HistoryIndex, KeptVersion, encode_index
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.partitioning import murmur2_partition
-from worker.stream.topology import ONLY_PARTITION, Topics
+from worker.stream.topology import ONLY_PARTITION, Topics, murmur2_partition
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import version_key
 
