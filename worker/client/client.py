@@ -16,7 +16,6 @@ from worker.client.transport import (
     UndeliveredError,
     check_session_id,
     encode_arrival,
-    encode_request,
 )
 from worker.errors import InputError
 from worker.kafka.connection import Connection
@@ -116,9 +115,9 @@ class Client:
         """
         session_id = uuid.uuid4().hex if session_id is None else session_id
         check_session_id(session_id)
-        request = encode_request(context, exclude)
         occurred_at = self._now() if occurred_at is None else occurred_at
-        record = Keyed("arrivals", session_id.encode(), encode_arrival(session_id, occurred_at, request))
+        value, request = encode_arrival(session_id, occurred_at, context, exclude)
+        record = Keyed("arrivals", session_id.encode(), value)
         try:
             known = await self._exchange.arrive(record, request, self._deadline(within))
         except Rejected as rejected:

@@ -21,7 +21,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from worker.client.transport import ClientTransport, Keyed
@@ -37,10 +36,6 @@ REUSED: Final = "another arrival has this session_id; ids must be unique"
 Ending: TypeAlias = Literal["clicked", "exhausted"]
 
 
-#: A decision is decoded when it comes, when it is answered and when its feedback comes; the last ones are kept.
-_decoded: Final = lru_cache(maxsize=2_048)(decode_decision)
-
-
 class Known(NamedTuple):
     """The decision of a session as it came, its position, and the partition of the session.
 
@@ -53,7 +48,7 @@ class Known(NamedTuple):
 
     def decision(self) -> Decision:
         """Decode the decision."""
-        return _decoded(self.value)
+        return decode_decision(self.value)
 
 
 @dataclass(slots=True)
@@ -239,7 +234,7 @@ class Exchange:
             if session is None and not others:
                 continue
             try:
-                position = _decoded(value).position
+                position = decode_decision(value).position
             except Rejected as rejected:
                 log.warning("%s: not a decision: %s", record.where, rejected)
                 continue

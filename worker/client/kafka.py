@@ -23,18 +23,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
 
 from worker.client.transport import Keyed, Receive, UndeliveredError
 from worker.errors import FailedError
-from worker.kafka.clients import (
-    END,
-    TopicReader,
-    offsets_of,
-    partition_counts,
-    readable_errors,
-    record_of,
-)
+from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection, reason_of
 from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import Record, Topics
@@ -106,7 +99,7 @@ class KafkaTransport:
         self.partitions = counts[topics.decisions]
         # Nobody needs the ends of partitions here, and each would wake the thread.
         self._reader = TopicReader(connection, auto_offset_reset="latest", enable_partition_eof=False)
-        decisions = [TopicPartition(topics.decisions, number) for number in range(self.partitions)]
+        decisions = [(topics.decisions, number) for number in range(self.partitions)]
         self._reader.read_from(offsets_of(self._reader.admin, decisions, END))
         self._producer = Producer(
             connection.configuration(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 from confluent_kafka import Producer
@@ -33,9 +32,6 @@ from worker.stream.topology import Record
 from worker.stream.version_records import encode_parameters
 
 log = logging.getLogger(__name__)
-
-#: How many of the last records are searched for the index before the whole topic is read.
-_TAILS: Final = (1, 32)
 
 
 class _Head(msgspec.Struct):
@@ -78,20 +74,17 @@ class HistoryReader:
         return found
 
     def _start(self, first: int, end: int) -> None:
-        """Take the last index; without one, begin with the first record."""
+        """Begin with the index, if that is the last record, or else with the first record."""
         self.held, self.position = {}, first
-        for tail in _TAILS:
-            for record in self._reader.read_to(self._topic, max(first, end - tail), end):
-                if record.key == INDEX_KEY and record.value is not None:
-                    try:
-                        index = decode_index(record.value)
-                    except msgspec.DecodeError as error:
-                        log.warning("the index of %s at offset %d is passed over: %s", *self._at(record), error)
-                        continue
-                    through = index.through + (index.through == record.offset)
-                    self.held, self.position = dict(index.slots), min(max(first, through), end)
-            if self.held:
-                return
+        for record in self._reader.read_to(self._topic, max(first, end - 1), end):
+            if record.key == INDEX_KEY and record.value is not None:
+                try:
+                    index = decode_index(record.value)
+                except msgspec.DecodeError as error:
+                    log.warning("the index of %s at offset %d is passed over: %s", *self._at(record), error)
+                    return
+                through = index.through + (index.through == record.offset)
+                self.held, self.position = dict(index.slots), min(max(first, through), end)
 
     def _take(self, record: Record) -> None:
         self.position = record.offset + 1

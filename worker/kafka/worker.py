@@ -14,13 +14,7 @@ from worker.kafka.parameters import PublishedParameters, VersionReader, publishe
 from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
-from worker.kafka.topics import (
-    compressed_inputs,
-    input_partitions,
-    largest_record,
-    largest_version,
-    topics_at_start,
-)
+from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version, topics_at_start
 from worker.metrics import Metrics
 from worker.runtime.clock import clock_of
 from worker.runtime.learner_process import LearnerProcess
