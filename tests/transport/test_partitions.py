@@ -11,7 +11,7 @@ import pytest
 from faust.types import TP
 
 from tests.embedded.traffic import START, arrivals
-from tests.transport.fake import ZERO, FakeWorker, in_loop, new_partitions, settle
+from tests.transport.fake import ZERO, FakeWorker, new_partitions, settle
 from tests.transport.memory import Cluster
 from worker.errors import FailedError
 from worker.kafka import partitions as module
@@ -119,7 +119,6 @@ class Bench:
         return [write.tp.topic for write in self.worker.pending]
 
 
-@in_loop
 async def test_arrivals_are_handled_before_clicks_and_all_partitions_in_one_call() -> None:
     bench = Bench()
     bench.send(2, CLICKS)
@@ -133,7 +132,6 @@ async def test_arrivals_are_handled_before_clicks_and_all_partitions_in_one_call
     assert bench.partitions.calls == 1
 
 
-@in_loop
 async def test_decisions_are_written_together_with_their_facts_and_acknowledged_with_them() -> None:
     bench = await Bench().opened()
     bench.send(1)
@@ -146,7 +144,6 @@ async def test_decisions_are_written_together_with_their_facts_and_acknowledged_
     assert bench.worker.flights.acknowledged == {ARRIVALS: 1, CLICKS: 0}
 
 
-@in_loop
 async def test_the_next_poll_is_handled_while_results_of_the_last_are_being_written() -> None:
     bench = await Bench().opened()
     for _ in range(3):
@@ -156,7 +153,6 @@ async def test_the_next_poll_is_handled_while_results_of_the_last_are_being_writ
     assert bench.worker.flights.size == 3
 
 
-@in_loop
 async def test_no_poll_is_handled_while_too_much_is_in_flight() -> None:
     bench = await Bench().opened()
     bench.send(module.MOST_IN_FLIGHT + 1)
@@ -170,7 +166,6 @@ async def test_no_poll_is_handled_while_too_much_is_in_flight() -> None:
     assert len(bench.echo.seen) == module.MOST_IN_FLIGHT + 2
 
 
-@in_loop
 async def test_a_poll_of_an_earlier_generation_is_dropped() -> None:
     bench = await Bench().opened()
     bench.send(1)
@@ -192,7 +187,6 @@ async def test_a_poll_of_an_earlier_generation_is_dropped() -> None:
     assert bench.echo.seen == [(TOPICS.arrivals, 0)]
 
 
-@in_loop
 async def test_a_lost_poll_is_a_failure() -> None:
     bench = await Bench().opened()
     bench.send(1)
@@ -202,7 +196,6 @@ async def test_a_lost_poll_is_a_failure() -> None:
         await bench.worker.poll()
 
 
-@in_loop
 async def test_versions_are_read_to_their_end_in_every_rebalance_before_anything_is_served() -> None:
     bench = Bench()
     bench.versions_known.clear()
@@ -219,7 +212,6 @@ async def test_versions_are_read_to_their_end_in_every_rebalance_before_anything
     assert bench.asked == 2
 
 
-@in_loop
 async def test_a_partition_taken_over_knows_which_arrivals_may_have_been_answered() -> None:
     bench = Bench()
     bench.send(5)
@@ -230,7 +222,6 @@ async def test_a_partition_taken_over_knows_which_arrivals_may_have_been_answere
     assert bench.echo.taken_over == (2, 5)
 
 
-@in_loop
 async def test_a_bad_record_that_serving_did_not_expect_costs_one_dead_letter() -> None:
     bench = await Bench(lambda record: record.offset == 1).opened()
     bench.send(3)
@@ -245,7 +236,6 @@ async def test_a_bad_record_that_serving_did_not_expect_costs_one_dead_letter() 
     assert large.worker.flights.size == 1 + 5, "a large one counts as several records in flight"
 
 
-@in_loop
 async def test_serving_that_always_raises_is_a_failure_and_make_no_dead_letters() -> None:
     bench = await Bench(lambda record: True).opened()
     bench.send(3)
@@ -262,7 +252,6 @@ async def test_serving_that_always_raises_is_a_failure_and_make_no_dead_letters(
         pytest.param("written", False, id="another worker has written to its changelog"),
     ],
 )
-@in_loop
 async def test_sessions_stay_in_memory_if_all_was_durable_and_nobody_else_changed_them(
     changed: str, kept: bool
 ) -> None:
@@ -282,7 +271,6 @@ async def test_sessions_stay_in_memory_if_all_was_durable_and_nobody_else_change
     assert set(bench.partitions.servings) == {1}
 
 
-@in_loop
 async def test_sessions_that_are_over_are_deleted_when_progress_is_acknowledged() -> None:
     bench = await Bench().opened()
     bench.partitions.acknowledge(0, 77)

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from confluent_kafka import KafkaError
 from faust.types import TP
 
-from tests.transport.fake import in_loop, until
-from tests.transport.memory import Cluster, FakeConsumer, FakeMessage
+from tests.transport.fake import until
+from tests.transport.memory import Cluster, FakeConsumer, event
 from worker.kafka.polls import Flights
 from worker.kafka.thread import MOST_POLLS, ClientThread
 
@@ -76,7 +76,6 @@ def filled(records: int) -> Cluster:
     return cluster
 
 
-@in_loop
 async def test_nothing_is_read_before_the_loop_says_from_where() -> None:
     async with running(filled(4)) as (thread, loop, consumer):
         assert loop.assigned == {A, B}
@@ -86,7 +85,6 @@ async def test_nothing_is_read_before_the_loop_says_from_where() -> None:
         assert set(consumer.reading) == {A}
 
 
-@in_loop
 async def test_partitions_that_are_read_go_on_where_they_are_when_others_join_them() -> None:
     async with running(filled(8)) as (thread, _, _consumer):
         await thread.read({A: 0}, 1)
@@ -95,7 +93,6 @@ async def test_partitions_that_are_read_go_on_where_they_are_when_others_join_th
         assert await offsets(thread, 1, 2) == [(1, 2), (1, 3)], "no record of the first comes again"
 
 
-@in_loop
 async def test_a_new_generation_starts_where_it_says() -> None:
     async with running(filled(8)) as (thread, _, consumer):
         await thread.read({A: 0}, 1)
@@ -104,7 +101,6 @@ async def test_a_new_generation_starts_where_it_says() -> None:
         assert await offsets(thread, 2, 2) == [(0, 2), (0, 3)]
 
 
-@in_loop
 async def test_records_that_were_deleted_are_skipped() -> None:
     cluster = filled(10)
     cluster.firsts[A] = 3
@@ -113,7 +109,6 @@ async def test_records_that_were_deleted_are_skipped() -> None:
         assert await offsets(thread, 1, 2) == [(0, 3), (0, 4)]
 
 
-@in_loop
 async def test_no_more_is_polled_than_the_loop_takes() -> None:
     cluster = filled(2)
     async with running(cluster) as (thread, _, consumer):
@@ -126,7 +121,6 @@ async def test_no_more_is_polled_than_the_loop_takes() -> None:
         assert [offset for _, offset in await offsets(thread, 1, 5)] == [0, 1, 2, 3, 4]
 
 
-@in_loop
 async def test_a_revocation_waits_for_the_loop_and_runs_its_calls_meanwhile() -> None:
     cluster = filled(2)
     async with running(cluster) as (thread, loop, consumer):
@@ -146,7 +140,6 @@ async def test_a_revocation_waits_for_the_loop_and_runs_its_calls_meanwhile() ->
         assert consumer.reading == {}
 
 
-@in_loop
 async def test_a_loop_that_does_not_finish_delays_a_revocation_for_a_while_only() -> None:
     cluster = filled(2)
     async with running(cluster, drain=0.05) as (_thread, loop, _consumer):
@@ -158,10 +151,9 @@ async def test_a_loop_that_does_not_finish_delays_a_revocation_for_a_while_only(
         loop.may_finish.set()
 
 
-@in_loop
 async def test_a_fatal_error_is_reported_to_the_loop_and_others_are_logged() -> None:
     cluster = filled(0)
     async with running(cluster) as (_thread, loop, _consumer):
         passing, fatal = KafkaError(KafkaError._TRANSPORT), KafkaError(KafkaError.FENCED_INSTANCE_ID, "fenced", True)
-        cluster.incoming = [FakeMessage.without_record(A, 0, error) for error in (passing, fatal)]
+        cluster.incoming = [event(A, 0, error) for error in (passing, fatal)]
         await until(lambda: loop.events == ["assigned", "fatal"])
