@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.client.fake import FakeTransport, until
+from tests.client.fake import FakeTransport
+from tests.programs import until
 from worker.client import AdDecision, Client, UndeliveredError
 from worker.errors import InputError
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.mock_cluster import PARTITIONS, MockCluster
+from tests.programs import until
 from worker.client.kafka import KafkaTransport
 from worker.client.transport import Keyed, UndeliveredError
 from worker.errors import FailedError, InputError
@@ -36,8 +37,7 @@ class Received(list[Record]):
     """The decisions that a transport has handed over."""
 
     async def numbers(self, count: int) -> list[int]:
-        while len(self) < count:  # noqa: ASYNC110 - the test has a deadline
-            await asyncio.sleep(0.005)
+        await until(lambda: len(self) >= count)
         return sorted(int(record.value or b"") for record in self)
 
 
@@ -93,7 +93,6 @@ async def test_stopping_waits_for_what_is_in_flight_and_leaves_no_thread(brokers
     async with connected(brokers) as (transport, _received):
         assert client_threads()
         sent.extend(transport.send(arrival(number)) for number in range(500))
-    transport = transport
     assert [future.result() for future in sent] == [None] * 500
     assert transport.trouble == "closed"
     assert not client_threads()
@@ -118,7 +117,6 @@ async def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_t
     brokers: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("worker.client.kafka._ANSWER_TIMEOUT", 0.2)
-
     caplog.set_level(logging.WARNING, "worker.client")
     async with connected(brokers, delivery_timeout=0.5, refresh=0.05) as (transport, _):
         assert transport.trouble is None
@@ -127,9 +125,8 @@ async def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_t
         for future in sent:
             with pytest.raises(UndeliveredError, match="no broker accepted the record"):
                 await future
-        while transport.trouble is None:  # noqa: ASYNC110 - the test has a deadline
-            await asyncio.sleep(0.01)
-        assert brokers.connection.servers[0] in transport.trouble
+        await until(lambda: transport.trouble is not None)
+        assert brokers.connection.servers[0] in str(transport.trouble)
         sent.append(transport.send(arrival(4)))  # and nobody waits for it
     assert not client_threads()
     messages = [record.getMessage() for record in caplog.records]

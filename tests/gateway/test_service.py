@@ -11,7 +11,8 @@ import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.client.fake import FakeTransport, decision, until
+from tests.client.fake import FakeTransport, decision
+from tests.programs import until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
 from worker.gateway.model import PublishedModel

@@ -15,7 +15,7 @@ from confluent_kafka.admin import NewPartitions
 
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet
-from tests.programs import eventually
+from tests.programs import eventually, until
 from worker.client import AdDecision, Client
 from worker.client.kafka import KafkaTransport
 from worker.errors import FailedError
@@ -145,8 +145,7 @@ def test_new_partitions_are_used_and_sessions_from_before_stay_where_they_are(fl
             await asyncio.to_thread(extend, fleet, topic, 8)
         worker.terminate()
         await asyncio.to_thread(fleet.serving)
-        while transport.partitions != 8:  # noqa: ASYNC110 - the client has a deadline
-            await asyncio.sleep(0.02)
+        await until(lambda: transport.partitions == 8)
         for shown in before:
             await ads.clicked(shown)
         placed = [f"n{number}" for number in range(40)]

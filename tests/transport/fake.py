@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +26,6 @@ async def settle() -> None:
     """Let the loop run all callbacks."""
     for _ in range(5):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], object], within: float = 120.0) -> None:
-    """Wait for a condition that other threads change."""
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 (there is no event)
-            await asyncio.sleep(0.002)
 
 
 def new_partitions(topics: Topics, metrics: Metrics, zero: Parameters = ZERO, **options: Any) -> Partitions:

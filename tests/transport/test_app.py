@@ -13,7 +13,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from tests.embedded.traffic import START, arrivals, settings
-from tests.transport.fake import new_partitions, until
+from tests.programs import until
+from tests.transport.fake import new_partitions
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeProducer
 from worker.errors import FailedError
 from worker.kafka import app as app_module

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.transport.fake import until
+from tests.programs import until
 from worker.errors import FailedError
 from worker.metrics.troubles import TroubleLog
 from worker.runtime import supervision

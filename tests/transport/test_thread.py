@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from confluent_kafka import KafkaError
 from faust.types import TP
 
-from tests.transport.fake import until
+from tests.programs import until
 from tests.transport.memory import Cluster, FakeConsumer, event
 from worker.kafka.polls import Flights
 from worker.kafka.thread import MOST_POLLS, ClientThread

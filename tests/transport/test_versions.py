@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from faust.types import TP
 
 from tests.embedded.traffic import ARMS, START, settings
-from tests.transport.fake import until
+from tests.programs import until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, event
 from worker.errors import FailedError, InputError
 from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader, with_dimension
