@@ -308,6 +308,16 @@ class Fleet(TopicSet):
         """Return the journal without its progress."""
         return {record.value for record in self.read(self.names.journal) if b'"kind":"progress"' not in record.value}
 
+    def displays(self, session_id: str) -> set[tuple[int, str, bool]]:
+        """Return position, arm and reaction of the feedback of a session that is in the journal."""
+        facts = [orjson.loads(fact) for fact in self.facts()]
+        mine = [one for one in facts if one["kind"] == "feedback" and one["session_id"] == session_id]
+        return {(one["position"], one["arm"], one["clicked"]) for one in mine}
+
+    def dead_keys(self) -> set[bytes | None]:
+        """Return the keys of the dead letters."""
+        return {record.key for record in self.read(self.names.dead_letters)}
+
     def answered(self) -> set[str]:
         """Return the sessions that have a decision."""
         return {record.key.decode() for record in self.read(self.names.decisions)}

@@ -58,6 +58,11 @@ def test_what_lands_after_a_new_start_moves_only_partitions_that_are_still_read_
     flight.on_delivery(None, REPORT)
     flights.advance()
     assert flights.acknowledged == {A: 7}
+    lost = launched(flights, {A: 9}, 1)
+    flights.forget()
+    lost.on_delivery(None, REPORT)
+    flights.advance()
+    assert (flights.acknowledged, flights.size, flights.are_idle) == ({}, 0, True), "nothing, after a loss"
 
 
 def test_the_last_changelog_offset_of_each_served_partition_is_known() -> None:
@@ -68,16 +73,6 @@ def test_the_last_changelog_offset_of_each_served_partition_is_known() -> None:
         flight.on_changelog_delivery(None, Message("changelog", partition, offset))
     flights.advance()
     assert flights.changelog == {0: 7, 1: 4}
-
-
-def test_after_a_loss_nothing_is_acknowledged_any_more() -> None:
-    flights = Flights(lambda error: None)
-    flights.begin({A: 0})
-    flight = launched(flights, {A: 5}, 1)
-    flights.forget()
-    flight.on_delivery(None, REPORT)
-    flights.advance()
-    assert (flights.acknowledged, flights.size, flights.are_idle) == ({}, 0, True)
 
 
 async def test_who_waits_for_positions_is_woken_when_all_of_them_are_reached() -> None:

@@ -15,7 +15,6 @@ from worker.kafka.polls import Flights
 from worker.kafka.thread import MOST_POLLS, ClientThread
 
 A, B = TP("t", 0), TP("t", 1)
-DEADLINE = 120.0
 
 
 class Loop:
@@ -60,12 +59,11 @@ async def running(cluster: Cluster, drain: float = 5.0) -> AsyncIterator[tuple[C
 async def offsets(thread: ClientThread, generation: int, count: int) -> list[tuple[int, int]]:
     """Return partition and offset of the next records."""
     found: list[tuple[int, int]] = []
-    async with asyncio.timeout(DEADLINE):
-        while len(found) < count:
-            poll = await thread.next_poll()
-            thread.handled(poll.generation)
-            if poll.generation == generation:
-                found += [(record.partition, record.offset) for one in poll.lists for record in one.records]
+    while len(found) < count:
+        poll = await thread.next_poll()
+        thread.handled(poll.generation)
+        if poll.generation == generation:
+            found += [(record.partition, record.offset) for one in poll.lists for record in one.records]
     return found
 
 

@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.child import Report, environment
+from worker.runtime.child import environment
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.events import Tag
 
@@ -35,12 +35,14 @@ log = logging.getLogger(__name__)
 _LONGEST: Final = 64 << 20
 
 
-class LearnerStatus(Report, frozen=True, kw_only=True, omit_defaults=True):
+class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A report of the learner process.
 
-    `position` is the journal offset to be folded next. `slowest` is the partition that holds the watermark back.
+    `failure` is what ends it. `position` is the journal offset to be folded next. `slowest` is the partition that holds
+    the watermark back.
     """
 
+    failure: str = ""
     position: int = -1
     watermark: int = 0
     slowest: int = -1
