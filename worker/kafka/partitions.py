@@ -78,7 +78,8 @@ class Partitions:
         #: The time up to which the progress of each partition is durable.
         self.progress: dict[int, int] = {}
         self.parameters = parameters
-        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=self._report_clock, steady=steady)
+        report = partial(metrics.troubles.set, "clock")
+        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=report, steady=steady)
         self._topics = topics
         self._metrics = metrics
         self._know_versions = know_versions
@@ -270,13 +271,6 @@ class Partitions:
                 waited = wall - queued - abs(batch.records[0].timestamp) / 1000
                 spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
         self._metrics.stages(spent)
-
-    def _report_clock(self, sentence: str) -> None:
-        troubles = self._metrics.troubles
-        if sentence:
-            troubles.set("clock", sentence)
-        else:
-            troubles.clear("clock")
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -56,12 +56,9 @@ class CatalogueCheck:
 
     def _compare(self, newest: Parameters) -> None:
         self._compared = newest.arms
-        lines = self.difference(newest)
-        self._differs = bool(lines)
-        if lines:
-            self._troubles.set("catalogue-differs", lines)
-        else:
-            self._troubles.clear("catalogue-differs")
+        difference = self.difference(newest)
+        self._differs = bool(difference)
+        self._troubles.set("catalogue-differs", difference)
 
     def difference(self, newest: Parameters) -> str:
         """Return the difference in one line; an empty one if there is none."""
