@@ -74,29 +74,16 @@ def filled(records: int) -> Cluster:
     return cluster
 
 
-async def test_nothing_is_read_before_the_loop_says_from_where() -> None:
-    async with running(filled(4)) as (thread, loop, consumer):
-        assert loop.assigned == {A, B}
-        assert consumer.reading == {}
+async def test_what_is_read_and_from_where_is_what_the_loop_says() -> None:
+    async with running(filled(8)) as (thread, loop, consumer):
+        assert (loop.assigned, consumer.reading) == ({A, B}, {})
         await thread.read({A: 1}, 1)
-        assert await offsets(thread, 1, 1) == [(0, 1)]
+        assert await offsets(thread, 1, 3) == [(0, 1), (0, 2), (0, 3)]
         assert set(consumer.reading) == {A}
-
-
-async def test_partitions_that_are_read_go_on_where_they_are_when_others_join_them() -> None:
-    async with running(filled(8)) as (thread, _, _consumer):
-        await thread.read({A: 0}, 1)
-        assert await offsets(thread, 1, 4) == [(0, number) for number in range(4)]
-        await thread.read({A: 0, B: 2}, 1)
+        await thread.read({A: 1, B: 2}, 1)
         assert await offsets(thread, 1, 2) == [(1, 2), (1, 3)], "no record of the first comes again"
-
-
-async def test_a_new_generation_starts_where_it_says() -> None:
-    async with running(filled(8)) as (thread, _, consumer):
-        await thread.read({A: 0}, 1)
-        await until(lambda: consumer.reading[A] == 4)
         await thread.read({A: 2}, 2)
-        assert await offsets(thread, 2, 2) == [(0, 2), (0, 3)]
+        assert await offsets(thread, 2, 2) == [(0, 2), (0, 3)], "a new generation starts where it says"
 
 
 async def test_records_that_were_deleted_are_skipped() -> None:

@@ -114,7 +114,7 @@ class TroubleLog:
         self._report(name, example, times, lasting=False)
 
     def set(self, name: str, example: str) -> None:
-        """Report a trouble that lasts until `clear`; another report replaces the example. An empty example clears it."""
+        """Report a trouble that lasts until `clear`, or until an empty example; another report replaces the example."""
         if example:
             self._report(name, example, 1, lasting=True)
         else:
