@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from unittest.mock import create_autospec
 
 import orjson
 import pytest
@@ -21,6 +22,7 @@ from worker.kafka.polls import Poll, RecordList
 from worker.metrics import Metrics
 from worker.metrics.catalogue import STAGES
 from worker.stream.decoding import Limits
+from worker.stream.serving import Serving
 from worker.stream.topology import Emits, Record, Tally, Topics
 
 TOPICS = Topics("t")
@@ -28,32 +30,12 @@ ARRIVALS, CLICKS = TP(TOPICS.arrivals, 0), TP(TOPICS.clicks, 0)
 OUTPUTS = {TOPICS.journal, TOPICS.changelog, TOPICS.decisions}
 
 
-class Echo:
-    """Sessions of a partition that note what happens to them."""
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.seen: list[tuple[str, int]] = []
-        self.taken_over: tuple[int, int] | None = None
-        self.progress: list[int] = []
-        self.has_due = self.is_released = False
-
-    def restore(self, records: Iterable[Record]) -> Tally:
-        return Tally()
-
-    def hand_over(self) -> Tally:
-        self.is_released = True
-        return Tally()
-
-    def take_over(self, start: int, end: int) -> None:
-        self.taken_over = start, end
-
-    def acknowledged(self, progress: int) -> None:
-        self.progress.append(progress)
-        self.has_due = True
-
-    def handle(self, records: Sequence[Record]) -> Emits:
-        return Emits(changelog=[(b"over", None)])
+def echo() -> Any:
+    """Return sessions of a partition that note what happens to them; `seen` has the records."""
+    made = create_autospec(Serving, instance=True, has_due=True, seen=[])
+    made.restore.return_value = made.hand_over.return_value = Tally()
+    made.handle.return_value = Emits(changelog=[(b"over", None)])
+    return made
 
 
 class EchoPartitions(Partitions):
@@ -64,11 +46,11 @@ class EchoPartitions(Partitions):
         published = PublishedParameters(ZERO, [ZERO], metrics)
         super().__init__(published, TOPICS, metrics, know_versions=know_versions, limits=Limits())
         self.explosive = explosive
-        self.made: list[Echo] = []
+        self.made: list[Any] = []
         self.calls = 0
 
     def make_serving(self, partition: int) -> Any:
-        self.made.append(Echo(partition))
+        self.made.append(echo())
         return self.made[-1]
 
     def serve(self, work: Sequence[tuple[Any, Sequence[Record]]]) -> list[Emits]:
@@ -77,7 +59,7 @@ class EchoPartitions(Partitions):
             raise ZeroDivisionError("boom")
         return [self._echo(serving, records) for serving, records in work]
 
-    def _echo(self, serving: Echo, records: Sequence[Record]) -> Emits:
+    def _echo(self, serving: Any, records: Sequence[Record]) -> Emits:
         emits = Emits()
         for record in records:
             name = b"%s@%d" % (record.topic.encode(), record.offset)
@@ -112,7 +94,7 @@ class Bench:
         return self
 
     @property
-    def echo(self) -> Echo:
+    def echo(self) -> Any:
         return self.partitions.made[-1]
 
     def pending_topics(self) -> list[str]:
@@ -219,7 +201,7 @@ async def test_a_partition_taken_over_knows_which_arrivals_may_have_been_answere
     await bench.worker.rebalance([0])
     bench.send(3)
     await bench.worker.poll()
-    assert bench.echo.taken_over == (2, 5)
+    bench.echo.take_over.assert_called_once_with(2, 5)
 
 
 async def test_a_bad_record_that_serving_did_not_expect_costs_one_dead_letter() -> None:
@@ -265,16 +247,16 @@ async def test_sessions_stay_in_memory_if_all_was_durable_and_nobody_else_change
     before = bench.echo
     await bench.worker.rebalance([0])
     assert (bench.echo is before) is kept
-    assert before.is_released is not kept
+    assert before.hand_over.called is not kept
     await bench.worker.rebalance([1])  # and 0 to another worker
-    assert all(echo.is_released for echo in bench.partitions.made[:-1])
+    assert all(echo.hand_over.called for echo in bench.partitions.made[:-1])
     assert set(bench.partitions.servings) == {1}
 
 
 async def test_sessions_that_are_over_are_deleted_when_progress_is_acknowledged() -> None:
     bench = await Bench().opened()
     bench.partitions.acknowledge(0, 77)
-    assert bench.echo.progress == [77]
+    bench.echo.acknowledged.assert_called_once_with(77)
     assert bench.partitions.progress == {0: 77}
     assert [(write.tp.topic, write.value) for write in bench.worker.pending] == [(TOPICS.changelog, None)]
     bench.partitions.acknowledge(5, 77)  # revoked meanwhile

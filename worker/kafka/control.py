@@ -55,7 +55,7 @@ class KafkaControl:
     def slots(self) -> dict[str, KeptVersion]:
         """Return the versions in the history, by slot."""
         with self._history() as reader:
-            return reader.held
+            return reader.slots
 
     def load(self, slot: str) -> Parameters | None:
         """Return the version in a slot of the history."""
@@ -109,7 +109,7 @@ class KafkaControl:
     def _send_tag(self, tag: Tag, reader: HistoryReader) -> None:
         def look(_: int) -> bool | None:
             reader.refresh()
-            return True if tags(reader.held).get(tag.name) == tag.version else None
+            return True if tags(reader.slots).get(tag.name) == tag.version else None
 
         self._answered(tag, look)
 
