@@ -202,9 +202,9 @@ class TopicReader:
         """A client for offsets and metadata."""
         return admin_client(self._connection)
 
-    def bounds(self, topic: str, partition: int = ONLY_PARTITION) -> tuple[int, int]:
-        """Return the offset of the first record of a partition, and the offset after the last."""
-        consumer, tp = self._consumer, TopicPartition(topic, partition)
+    def bounds(self, topic: str) -> tuple[int, int]:
+        """Return the offset of the first record of a topic with one partition, and the offset after the last."""
+        consumer, tp = self._consumer, TopicPartition(topic, ONLY_PARTITION)
         first, end = _with_leaders(consumer, lambda: consumer.get_watermark_offsets(tp, REQUEST_TIMEOUT))
         return first, end
 

@@ -28,6 +28,8 @@ DAY = 24 * HOUR
 DEFAULT_RETENTION = 7 * DAY
 DEFAULT_PARTITIONS = 8
 MOST_REPLICAS = 3
+#: Seconds until the brokers know new topics.
+PATIENCE = 30.0
 
 #: The default of brokers: 1 MiB and the overhead of a batch.
 DEFAULT_BYTES = 1_048_588
@@ -227,12 +229,12 @@ def _create(admin: AdminClient, topics: list[NewTopic]) -> None:
             raise FailedError(f"{name} could not be created: {reason_of(error)}") from None
 
 
-def wait_for_topics(admin: AdminClient, topics: Collection[str], *, seconds: float = 30.0) -> None:
+def wait_for_topics(admin: AdminClient, topics: Collection[str]) -> None:
     """Wait until the brokers know new topics: a worker started right away must find them."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while len(existing_topics(admin, topics)) < len(topics):
         if time.monotonic() > deadline:
-            raise FailedError(f"the topics are created, but not known to all brokers after {seconds:g} s")
+            raise FailedError(f"the topics are created, but not known to all brokers after {PATIENCE:g} s")
         time.sleep(0.05)
 
 
