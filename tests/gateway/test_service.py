@@ -1,10 +1,12 @@
-"""The rules of the gateway, without Kafka and without HTTP."""
+"""The rules of the gateway, without workers and without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -12,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.client.fake import FakeTransport, decision
+from tests.mock_cluster import MockCluster
 from tests.programs import until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
@@ -22,6 +25,7 @@ from worker.http.service import Answer, ArriveRequest, FeedbackRequest, Unavaila
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.topology import Topics
+from worker.stream.version_records import encode_parameters
 
 SLATE = ("cap", "shoe", "coat")
 NOW = 2_000  # the decisions of the fake transport are for sessions that arrived at 1,000
@@ -276,6 +280,24 @@ async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() 
         gateway.now = 500
         await gateway.feedback(1, "cap", True)
     assert gateway.transport.bodies("clicks")[0]["occurred_at"] == 1_000
+
+
+# ── the published parameters, on a mock cluster ──────────────────────────────────────────────────────────────────────
+
+
+async def test_newer_versions_are_adopted_and_older_ones_and_garbage_are_not() -> None:
+    first, adopted = parameters(), list[int]()
+    versions = [replace(first, version=first.version + number) for number in range(3)]
+    with closing(MockCluster(Topics().parameters)) as brokers:
+        model = PublishedModel(brokers.connection, Topics(), lambda version: adopted.append(version.version))
+        assert model.version == -1
+        async with model.following():
+            for value in (versions[1], b"no version", versions[0], versions[2]):
+                record = value if isinstance(value, bytes) else encode_parameters(value)
+                await asyncio.to_thread(brokers.write, Topics().parameters, [record])
+            await until(lambda: model.version == versions[2].version)
+    assert adopted == [versions[1].version, versions[2].version]
+    assert not [thread for thread in threading.enumerate() if thread.name == "parameters"]
 
 
 # ── readiness and metrics ────────────────────────────────────────────────────────────────────────────────────────────

@@ -73,7 +73,7 @@ class KafkaTransport:
         self._reports: list[_Report] = []  # of the thread
         self._polls: deque[tuple[list[Record], list[_Report]]] = deque()  # appended by the thread, removed by the loop
         self._found_partitions = 0  # set by the loop, read by the thread
-        self._stopping, self._stopped = threading.Event(), asyncio.Event()
+        self._stopping = threading.Event()
         self.partitions = 0
         self.trouble: str | None = "not connected"
 
@@ -119,8 +119,7 @@ class KafkaTransport:
             return
         self._watching.cancel()
         self._stopping.set()
-        await self._stopped.wait()
-        self._thread.join()
+        await asyncio.to_thread(self._thread.join)
 
     # ── records out, in the loop ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,18 +163,15 @@ class KafkaTransport:
 
     def _run(self) -> None:
         """Poll until the transport is stopped and everything sent is delivered or given up."""
-        try:
-            while not (self._stopping.is_set() or self._loop.is_closed()) or len(self._producer):
-                decisions = self._read()
-                self._producer.poll(0)
-                if decisions or self._reports:
-                    self._polls.append((decisions, self._reports))
-                    self._reports = []
-                    self._in_loop(self._on_poll)
-            self._reader.close()
-            self._producer.close()
-        finally:
-            self._in_loop(self._stopped.set)
+        while not (self._stopping.is_set() or self._loop.is_closed()) or len(self._producer):
+            decisions = self._read()
+            self._producer.poll(0)
+            if decisions or self._reports:
+                self._polls.append((decisions, self._reports))
+                self._reports = []
+                self._in_loop(self._on_poll)
+        self._reader.close()
+        self._producer.close()
 
     def _read(self) -> list[Record]:
         """Return the next decisions; wait for the first of them."""

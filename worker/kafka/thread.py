@@ -151,8 +151,7 @@ class ClientThread(threading.Thread):
             self._is_over = True
 
         await self.call(end)
-        while self.is_alive():  # noqa: ASYNC110 (a thread has no event)
-            await asyncio.sleep(IDLE_WAIT)
+        await asyncio.to_thread(self.join)
 
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────────────────────
 
