@@ -84,7 +84,7 @@ class _Session:
     ending: Ending | None = None
     asking: int = 0  # requests that wait for the answer to the arrival
     given_up: bool = False
-    waits: tuple[tuple[int, asyncio.Future[Known | None]], ...] = ()
+    waits: tuple[tuple[int, asyncio.Future[Known]], ...] = ()
 
 
 class Exchange:
@@ -258,14 +258,14 @@ class Exchange:
     async def _wait(self, session: _Session, position: int, deadline: float) -> Known | None:
         known = session.known
         if known is None or known.position < position:
-            loop = asyncio.get_running_loop()
-            wait = (position, loop.create_future())
+            wait = (position, asyncio.get_running_loop().create_future())
             session.waits += (wait,)
-            timer = loop.call_at(deadline, _give_up, wait[1])
             try:
-                known = await wait[1]
+                async with asyncio.timeout_at(deadline):
+                    known = await wait[1]
+            except TimeoutError:
+                known = None
             finally:
-                timer.cancel()
                 if wait in session.waits:  # not if it was answered
                     session.waits = tuple(other for other in session.waits if other is not wait)
                     session.given_up = True
@@ -292,8 +292,3 @@ class Exchange:
                 break
         added = sessions[key] = _Session(now)
         return added
-
-
-def _give_up(answer: asyncio.Future[Known | None]) -> None:
-    if not answer.done():
-        answer.set_result(None)
