@@ -82,6 +82,11 @@ class Cluster:
         with self.lock:
             return [one for tp, log in sorted(self.logs.items()) if tp.topic == topic for one in log if one is not None]
 
+    def table(self, topic: str, partition: int) -> dict[Any, Record]:
+        """Return the last record of every key of a partition that is not deleted."""
+        newest = {record.key: record for record in self.logs[TP(topic, partition)] if record is not None}
+        return {key: record for key, record in newest.items() if record.value is not None}
+
     def values(self, topic: str) -> list[bytes]:
         return [record.value for record in self.records(topic) if record.value is not None]
 
