@@ -6,7 +6,7 @@ Rules that hold in this file (docs/design.md §3):
   memory over a rebalance if everything was durable before and nobody else has written to its changelog since.
 - Journal, dead letters, changelog and decisions of a poll are written together, as one flight.
 - A poll of an earlier generation is dropped: its records are read again.
-- One bad record costs one dead letter, whatever it does to serving.
+- A record that makes serving raise costs one dead letter.
 """
 
 from __future__ import annotations

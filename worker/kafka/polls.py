@@ -68,13 +68,13 @@ class Flight:
         self._reported = 0
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Take a delivery report, in the client thread."""
+        """Count a delivery report, in the client thread."""
         if error is not None:
             self.error = error
         self._reported += 1
 
     def on_changelog_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of a changelog record, in the client thread."""
+        """Count the delivery report of a changelog record, in the client thread."""
         if error is None:
             self.changelog[message.partition()] = message.offset()
         self.on_delivery(error, message)
@@ -172,7 +172,7 @@ class Writer:
         *,
         is_changelog: bool = False,
     ) -> None:
-        """Write keys with values to a partition; the flight takes their delivery reports."""
+        """Write keys with values to a partition; the flight gets their delivery reports."""
         queued = self._producer.produce_batch(
             topic,
             [{"key": key, "value": value} for key, value in pairs],

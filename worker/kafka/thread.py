@@ -249,7 +249,7 @@ class ClientThread(threading.Thread):
         self._apply_positions()
 
     def _apply_positions(self) -> None:
-        # In a revocation librdkafka waits for `unassign`, and takes nothing else for it.
+        # In a revocation librdkafka waits for `unassign`, and accepts nothing else.
         if not self._is_revoking:
             self._group_consumer.assign([TopicPartition(*tp, offset) for tp, offset in self._positions.items()])
 

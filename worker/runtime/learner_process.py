@@ -1,8 +1,8 @@
 """The supervisor of the learner process: it runs in the worker that the journal's only partition is assigned to.
 
-However the process ends, it is started again after a pause, reloads the newest version and goes on. No end is for good:
-whatever was wrong (another learner, a trimmed journal, a topic that takes no large record) an operator can repair, and
-a learner publishes nothing that contradicts the topic.
+However the process ends, it is started again after a pause, reloads the newest version and goes on. No end is final: an
+operator can repair the cause (another learner, a trimmed journal, a topic that accepts no large record), and a learner
+publishes nothing that contradicts the topic.
 
 A rebalance that leaves the journal here does not disturb the process. Two learners at the same time, while a paused
 worker has not noticed or a killed one's process has not ended, can only publish the same.

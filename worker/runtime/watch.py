@@ -16,7 +16,7 @@ LISTED = 5
 
 
 def different(one: LearningSettings, other: LearningSettings) -> list[str]:
-    """Return the names of the settings that differ, without those that a model keeps whatever a worker has.
+    """Return the names of the settings that differ, without those that a model keeps for life.
 
     >>> different(LearningSettings(dim=2, beta=1.0), LearningSettings(dim=2, beta=2.0))
     ['beta']
