@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from worker.client.decision import AdDecision, from_record
 from worker.client.exchange import ClientCounts, Exchange
 from worker.client.kafka import KafkaTransport
-from worker.client.transport import (
-    ClientTransport,
-    Context,
-    Keyed,
-    UndeliveredError,
-    check_session_id,
-    encode_arrival,
-)
+from worker.client.transport import ClientTransport, Context, Keyed, UndeliveredError, check_session_id, encode_arrival
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.runtime.clock import wall_clock

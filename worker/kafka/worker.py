@@ -18,12 +18,7 @@ from worker.kafka.topics import compressed_inputs, input_partitions, largest_rec
 from worker.metrics import Metrics
 from worker.runtime.clock import clock_of
 from worker.runtime.learner_process import LearnerProcess
-from worker.runtime.memory import (
-    available_memory,
-    collect_garbage_rarely,
-    let_the_loop_go_first,
-    sessions_that_fit,
-)
+from worker.runtime.memory import available_memory, collect_garbage_rarely, let_the_loop_go_first, sessions_that_fit
 from worker.runtime.supervision import supervised
 from worker.runtime.watch import CatalogueCheck, different
 from worker.stream.parameters import Parameters
