@@ -18,14 +18,15 @@ def script(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
-def test_brokers_run_side_by_side(address: str, own_broker: OwnBroker) -> None:
+def test_brokers_run_side_by_side(address: str, own_broker: OwnBroker, tmp_path: Path) -> None:
     assert own_broker.address != address
     assert own_broker.address in script("status", *own_broker.data).stdout
     again = script("start", *own_broker.data)
     assert (again.returncode, "already running" in again.stderr) == (1, True)
     assert script("stop", *own_broker.data).returncode == 0
-    none = script("status", *own_broker.data)
-    assert (none.returncode, none.stderr) == (3, "")
+    for data in (own_broker.data, ("--data-dir", str(tmp_path / "none"))):
+        status = script("status", *data)
+        assert (status.returncode, status.stderr) == (3, "")
 
 
 @pytest.mark.parametrize(
