@@ -6,7 +6,7 @@ Rules that hold in this file (docs/design.md §3):
   memory over a rebalance if everything was durable before and nobody else has written to its changelog since.
 - Journal, dead letters, changelog and decisions of a poll are written together, as one flight.
 - A poll of an earlier generation is dropped: its records are read again.
-- One bad record costs one dead letter, whatever it does to serving.
+- A record that makes serving raise costs one dead letter.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Partitions:
         #: The time up to which the progress of each partition is durable.
         self.progress: dict[int, int] = {}
         self.parameters = parameters
-        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=self._report_clock, steady=steady)
+        report = partial(metrics.troubles.set, "clock")
+        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=report, steady=steady)
         self._topics = topics
         self._metrics = metrics
         self._know_versions = know_versions
@@ -265,13 +266,6 @@ class Partitions:
                 waited = wall - queued - abs(batch.records[0].timestamp) / 1000
                 spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
         self._metrics.stages(spent)
-
-    def _report_clock(self, sentence: str) -> None:
-        troubles = self._metrics.troubles
-        if sentence:
-            troubles.set("clock", sentence)
-        else:
-            troubles.clear("clock")
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from worker.embedded.state import StateFolder
 from worker.errors import AdcascadeError, FailedError, InputError
@@ -88,7 +88,7 @@ def _write(state: StateFolder, newest: Parameters, connection: Connection, topic
 
 
 def _check_empty(connection: Connection, counts: dict[str, int]) -> None:
-    places = [TopicPartition(topic, partition) for topic, count in counts.items() for partition in range(count)]
+    places = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
     for (topic, _), end in offsets_of(admin_client(connection), places, END).items():
         if end:
             raise FailedError(
