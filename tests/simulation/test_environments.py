@@ -165,15 +165,15 @@ def test_drift_changes_what_it_says_and_nothing_else(change):
 def test_products_add_the_stated_deviation_to_the_log_odds():
     made, plain = world("interactions", arms=200, interaction=2.0), world("tastes", arms=200)
     contexts = made.contexts(Chance.of(0).contexts, 500)
-    added = made.truth.log_odds(contexts) - plain.truth.log_odds(contexts)
+    added = made.log_odds(contexts) - plain.truth.log_odds(contexts)
     assert np.std(added) == pytest.approx(2, rel=0.1)
     slates = np.tile([3, 200, NO_ARM], (500, 1))
-    odds = made.truth.log_odds_of(contexts, slates)
-    assert odds[:, 0] == pytest.approx(made.truth.log_odds(contexts)[:, 3])
+    odds = made.log_odds_of(contexts, slates)
+    assert odds[:, 0] == pytest.approx(made.log_odds(contexts)[:, 3])
     assert (odds[:, 1:] == -np.inf).all()
     assert len(made.declared.crosses) == 10
     assert world("interactions", crosses="none").declared.crosses == ()
-    none = world("interactions", 1, interaction=0.0).truth
+    none = world("interactions", 1, interaction=0.0)
     assert none.log_odds(contexts) == pytest.approx(world("tastes", 1).truth.log_odds(contexts))
 
 
@@ -181,7 +181,7 @@ def test_skewed_numbers_are_seen_through_an_exponential_and_matter_as_before():
     made, plain = world("skewed", 1), world("tastes", 1)
     seen, behind = (one.contexts(Chance.of(0).contexts, 50) for one in (made, plain))
     assert seen[:, :2] == pytest.approx(np.exp(2 * behind[:, :2]))
-    assert made.truth.log_odds(seen) == pytest.approx(plain.truth.log_odds(behind))
+    assert made.log_odds(seen) == pytest.approx(plain.truth.log_odds(behind))
 
 
 def test_newcomers_are_better_or_cost_the_same():
@@ -215,14 +215,14 @@ def images():
 
 def test_users_click_the_ad_of_their_class_and_seldom_another(images):
     contexts = images.contexts(Chance.of(0).contexts, 40)
-    chances = sigmoid(images.truth.log_odds(contexts))
-    own = np.arange(10) == images.truth.classes_of(contexts)[:, None]
+    chances = sigmoid(images.log_odds(contexts))
+    own = np.arange(10) == images.columns(contexts).argmax(axis=1)[:, None]
     assert (own.sum(axis=1) == 1).all()
     assert chances[own] == pytest.approx(0.9)
     assert chances[~own] == pytest.approx(0.05)
     slates = np.tile([3, 10, NO_ARM], (40, 1))
-    odds = images.truth.log_odds_of(contexts, slates)
-    assert odds[:, 0].tolist() == images.truth.log_odds(contexts)[:, 3].tolist()
+    odds = images.log_odds_of(contexts, slates)
+    assert odds[:, 0].tolist() == images.log_odds(contexts)[:, 3].tolist()
     assert (odds[:, 1:] == -np.inf).all()
 
 
@@ -235,4 +235,4 @@ def test_images_are_standardised_and_constant_pixels_are_zero(images):
 
 def test_a_context_that_is_no_image_is_refused(images):
     with pytest.raises(InputError, match="one of its images"):
-        images.truth.log_odds(np.full((1, 64), 0.5))
+        images.log_odds(np.full((1, 64), 0.5))

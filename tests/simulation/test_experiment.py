@@ -131,7 +131,7 @@ def test_a_display_without_an_answer_was_not_clicked():
     made = experiment._Experiment(settings, ExperimentTask(policy="random", users=200, seed=0))
     run = made.run()
     contexts = made.world.contexts(np.random.default_rng(0), 500)
-    estimate, truth = sigmoid(made.belief.log_odds(contexts)), sigmoid(made.world.truth.log_odds(contexts))
+    estimate, truth = sigmoid(made.belief.log_odds(contexts)), sigmoid(made.world.log_odds(contexts))
     assert estimate.mean() == pytest.approx(truth.mean(), rel=0.1)
     assert made.answers.rates().of_arms(np.arange(6), 3) == pytest.approx(0.05, abs=0.02)
     assert run.displays < 1.4 * 40 * 200

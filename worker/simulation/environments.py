@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ CHANGES = ("tastes", "ads", "nothing")
 PRICES = ("equal", "unequal")
 CROSSES = ("all", "none")
 
+PIXELS, CLASSES = 64, 10  # digits: its context features and its arms
 OWN, OTHER = 0.9, 0.05  # digits: click probability on the ad of the own class, and on any other
 EXPLAINED = 0.9  # share of the variance of tastes that features of arms explain, where there are features
 CHANGING = 0.3  # drift: share of the ads that change
@@ -66,20 +67,25 @@ class Chance(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Environment:
-    """A true click model, the revenue e_k of each arm, (K,), and how users come and go.
+    """A true click model, the revenue e_k of each arm, (K,), and how users come and go; contexts have `dim` features.
 
+    columns : what the truth is linear in, from contexts: (n, d) → (n, columns); None for the contexts themselves
+    average : (K,), log-odds of the mean click probability of each arm; None for those at x = 0
     stay : (K,), of the users who do not click a display of each arm, the share that goes on
     features : (K, M), features of each arm that explain most of its tastes; None if there are none
     population : (rows, d), the contexts that there are; None for standard normal ones
-    levels : the last columns of a context that are a category of as many values, each as likely
-    skewed : the first columns of a context that are exp(2z), z standard normal
+    levels : the last features of a context that are a category of as many values, each as likely
+    skewed : the first features of a context that are exp(2z), z standard normal
     declared : the features of contexts that the learner knows of; None for a plain vector
     later : the world in the second half of a run; None if it does not change
     """
 
     truth: Truth
+    dim: int
     rewards: Floats
     stay: Floats
+    columns: Callable[[Floats], Floats] | None = None
+    average: Floats | None = None
     features: Floats | None = None
     population: Floats | None = None
     levels: int = 0
@@ -91,11 +97,27 @@ class Environment:
         """Draw the contexts of `users` sessions: (n, d)."""
         if self.population is not None:
             return np.asarray(self.population[generator.integers(len(self.population), size=users)])
-        numbers = generator.standard_normal((users, self.truth.dim - self.levels))
+        numbers = generator.standard_normal((users, self.dim - self.levels))
         numbers[:, : self.skewed] = np.exp(2 * numbers[:, : self.skewed])
         if not self.levels:
             return numbers
         return np.hstack([numbers, np.eye(self.levels)[generator.integers(self.levels, size=users)]])
+
+    def log_odds(self, contexts: Floats) -> Floats:
+        """Return the true log-odds of a click: (n, d) → (n, K)."""
+        return self.truth.log_odds(self._columns_of(contexts))
+
+    def log_odds_of(self, contexts: Floats, slates: Ints) -> Floats:
+        """Return the same of the arms of slates, −inf for NO_ARM and for K: (n, d), (n, H) → (n, H)."""
+        return self.truth.log_odds_of(self._columns_of(contexts), slates)
+
+    def _columns_of(self, contexts: Floats) -> Floats:
+        return contexts if self.columns is None else self.columns(contexts)
+
+    @property
+    def biases(self) -> Floats:
+        """The log-odds of each arm for the average user, (K,)."""
+        return self.truth.biases if self.average is None else self.average
 
     def staying(self, slates: Ints) -> Floats:
         """Return the share that goes on after each display of slates, 1 without a known arm: (n, H) → (n, H)."""
@@ -106,7 +128,7 @@ class Environment:
 
         A mood below f is a click, below f + (1 − f) s a pass; otherwise the user leaves without an answer.
         """
-        chances = sigmoid(self.truth.log_odds_of(contexts, slates))
+        chances = sigmoid(self.log_odds_of(contexts, slates))
         answering = uniforms < chances + (1 - chances) * self.staying(slates)
         stays = np.logical_and.accumulate((slates != NO_ARM) & answering, axis=1)
         return first_clicks(uniforms < chances, stays)
@@ -202,8 +224,19 @@ def digits(generator: np.random.Generator, *, dim: int, arms: int) -> Environmen
     Each of the ten classes is an ad, all of the same revenue. A user has an image as context, and clicks the ad of its
     class with probability 0.9 and any other with 0.05. 64 pixels say which class it is, and no pixel says it alone.
     """
-    truth = load_digits()
-    return Environment(truth=truth, rewards=np.ones(arms), stay=np.ones(arms), population=truth.images)
+    images, class_of = load_digits()
+    own, other = (math.log(chance / (1 - chance)) for chance in (OWN, OTHER))
+    shares = class_of(images).mean(axis=0)
+    chances = OTHER + shares * (OWN - OTHER)
+    return Environment(
+        truth=_personal(np.zeros(arms), np.zeros(arms), np.where(np.eye(arms, dtype=np.bool_), own, other)),
+        dim=dim,
+        rewards=np.ones(arms),
+        stay=np.ones(arms),
+        columns=class_of,
+        average=np.log(chances / (1 - chances)),
+        population=images,
+    )
 
 
 def categories(
@@ -287,15 +320,15 @@ def interactions(
     With `crosses` all, the learner's declaration has all of them.
 
     >>> world = interactions(np.random.default_rng(0), dim=2, arms=1, interaction=3.0)
-    >>> corners = world.truth.log_odds(np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]))[:, 0]
+    >>> corners = world.log_odds(np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]))[:, 0]
     >>> round(float(corners @ [1, -1, -1, 1] / 4), 3)  # of x1·x2, without what x1 and x2 do alone
     3.912
     """
     world, pairs = tastes(generator, dim=dim, arms=arms), dim * (dim - 1) // 2
     own = np.hstack([_tastes_of(world.truth), interaction * _effects(generator, pairs, arms)])
     effects = np.concatenate([world.truth.effects, np.zeros(pairs)])
-    truth = IndirectTruth(inner=_personal(world.truth.biases, effects, own), columns=with_products, dim=dim)
-    return replace(world, truth=truth, declared=_declared(dim, crosses=crosses))
+    truth = _personal(world.truth.biases, effects, own)
+    return replace(world, truth=truth, columns=with_products, declared=_declared(dim, crosses=crosses))
 
 
 def skewed(generator: np.random.Generator, *, dim: int, arms: int) -> Environment:
@@ -306,8 +339,7 @@ def skewed(generator: np.random.Generator, *, dim: int, arms: int) -> Environmen
            [1.2, 0.3, 0.4]])
     """
     world = tastes(generator, dim=dim, arms=arms)
-    truth = IndirectTruth(inner=world.truth, columns=with_logarithms, dim=dim)
-    return replace(world, truth=truth, skewed=SKEWED, declared=_declared(dim))
+    return replace(world, columns=with_logarithms, skewed=SKEWED, declared=_declared(dim))
 
 
 ENVIRONMENTS: Final[dict[str, Callable[..., Environment]]] = {
@@ -344,8 +376,8 @@ def check_world(name: str, *, dim: int, arms: int, stay: float = 1.0, **options:
         raise InputError(f"an environment needs at least one arm and one feature, not {arms} and {dim}")
     if not 0 < stay <= 1:
         raise InputError(f"stay must be above 0 and at most 1, not {stay:g}")
-    if name == "digits" and (dim, arms) != (DigitsTruth.PIXELS, DigitsTruth.CLASSES):
-        size = f"{DigitsTruth.PIXELS} context features and {DigitsTruth.CLASSES} arms"
+    if name == "digits" and (dim, arms) != (PIXELS, CLASSES):
+        size = f"{PIXELS} context features and {CLASSES} arms"
         raise InputError(f"the environment digits has {size}, not {dim} and {arms}")
     least = {"interactions": 2, "skewed": SKEWED}.get(name, 0)
     if dim < least:
@@ -383,7 +415,7 @@ def _declared(numbers: int, category: dict[str, Any] | None = None, crosses: str
 def _additive(effects: Floats, biases: Floats, rewards: Floats) -> Environment:
     """Return a world whose contexts have the same effects on all arms."""
     truth = AdditiveModel.certain(effects, biases)
-    return Environment(truth=truth, rewards=check_rewards(rewards), stay=np.ones(len(rewards)))
+    return Environment(truth=truth, dim=len(effects), rewards=check_rewards(rewards), stay=np.ones(len(rewards)))
 
 
 def _explained(world: Environment, generator: np.random.Generator, features: int) -> Environment:
@@ -399,7 +431,7 @@ def _explained(world: Environment, generator: np.random.Generator, features: int
     return replace(world, truth=replace(truth, own=own), features=described)
 
 
-# ── truths that are not linear in contexts ───────────────────────────────────────────────────────────────────────────
+# ── columns that truths are linear in, if not in contexts ─────────────────────────────────────────────────────────────
 
 
 def with_products(contexts: Floats) -> Floats:
@@ -417,108 +449,12 @@ def with_logarithms(contexts: Floats) -> Floats:
     return np.hstack([np.log(contexts[:, :SKEWED]) / 2, contexts[:, SKEWED:]])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndirectTruth:
-    """A truth that is linear in `columns` of the contexts, which have `dim` numbers."""
-
-    inner: Truth
-    columns: Callable[[Floats], Floats]
-    dim: int
-
-    @property
-    def arms(self) -> int:
-        """The number K of arms."""
-        return self.inner.arms
-
-    @property
-    def biases(self) -> Floats:
-        """The log-odds of each arm where all columns are 0, (K,)."""
-        return self.inner.biases
-
-    @property
-    def effects(self) -> Floats:
-        """The shared effects of the columns that are numbers of the context, (d,)."""
-        return self.inner.effects[: self.dim]
-
-    @property
-    def position_effects(self) -> Floats:
-        """All positions are alike, (1,)."""
-        return np.zeros(1)
-
-    def log_odds(self, contexts: Floats) -> Floats:
-        """Return the log-odds of a click: (n, d) → (n, K)."""
-        return self.inner.log_odds(self.columns(contexts))
-
-    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
-        return self.inner.log_odds_of(self.columns(contexts), arms)
-
-
-# ── digits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DigitsTruth:
-    """The true click model: images (rows, 64), standardised, and the class of each, (rows,).
+@cache
+def load_digits() -> tuple[Floats, Callable[[Floats], Floats]]:
+    """Return scikit-learn's images, (rows, 64), standardised, and the function to their classes, 1 in one of (n, 10).
 
     A context is one of the images, to the bit.
     """
-
-    PIXELS: ClassVar[int] = 64
-    CLASSES: ClassVar[int] = 10
-
-    images: Floats
-    classes: Ints
-    rows: dict[bytes, int]
-
-    @property
-    def dim(self) -> int:
-        """The number of pixels."""
-        return self.PIXELS
-
-    @property
-    def arms(self) -> int:
-        """The number of classes."""
-        return self.CLASSES
-
-    @property
-    def biases(self) -> Floats:
-        """The log-odds of the mean click probability of each arm, (K,)."""
-        shares = np.bincount(self.classes, minlength=self.CLASSES) / len(self.classes)
-        chances = OTHER + shares * (OWN - OTHER)
-        return np.asarray(np.log(chances / (1 - chances)))
-
-    @property
-    def effects(self) -> Floats:
-        """Zeros, (d,): no pixel makes users click more on all arms."""
-        return np.zeros(self.PIXELS)
-
-    @property
-    def position_effects(self) -> Floats:
-        """All positions are alike, (1,)."""
-        return np.zeros(1)
-
-    def log_odds(self, contexts: Floats) -> Floats:
-        """Return the log-odds of a click: (n, d) → (n, K)."""
-        own = self.classes_of(contexts)[:, None] == np.arange(self.CLASSES)
-        return np.asarray(np.where(own, math.log(OWN / (1 - OWN)), math.log(OTHER / (1 - OTHER))))
-
-    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
-        odds = np.column_stack([self.log_odds(contexts), np.full(len(contexts), -np.inf)])
-        return np.asarray(np.take_along_axis(odds, np.where(arms == NO_ARM, self.CLASSES, arms), axis=1))
-
-    def classes_of(self, contexts: Floats) -> Ints:
-        """Return the class of each image, (n, d) → (n,)."""
-        rows = [self.rows.get(np.ascontiguousarray(context).tobytes(), -1) for context in contexts]
-        if -1 in rows:
-            raise InputError("a context of the environment digits must be one of its images")
-        return np.asarray(self.classes[rows])
-
-
-@cache
-def load_digits() -> DigitsTruth:
-    """Return the truth of the images of scikit-learn, which come with the package."""
     try:
         from sklearn import datasets
     except ImportError:
@@ -528,5 +464,12 @@ def load_digits() -> DigitsTruth:
     deviations = images.std(axis=0)
     # A pixel that is the same in all images stays 0. Adding 0 turns −0.0 into 0.0.
     images = (images - images.mean(axis=0)) / np.where(deviations > 0, deviations, 1.0) + 0.0
-    rows = {image.tobytes(): row for row, image in enumerate(images)}
-    return DigitsTruth(images=images, classes=np.asarray(classes, dtype=np.intp), rows=rows)
+    class_of = {image.tobytes(): number for image, number in zip(images, classes.tolist(), strict=True)}
+
+    def with_classes(contexts: Floats) -> Floats:
+        found = [class_of.get(np.ascontiguousarray(context).tobytes(), -1) for context in contexts]
+        if -1 in found:
+            raise InputError("a context of the environment digits must be one of its images")
+        return np.eye(CLASSES)[found]
+
+    return images, with_classes

@@ -46,7 +46,6 @@ from worker.errors import EstimationError, FailedError, InputError
 from worker.simulation.environments import (
     LEAVING,
     Chance,
-    DigitsTruth,
     Environment,
     check_world,
     make_environment,
@@ -298,7 +297,7 @@ class _Experiment:
         if declared is not None:
             groups = Groups.alike(declared.widths) if contexts is None else Groups.measured(declared.widths, contexts)
         return MODELS[settings.model].prior(
-            dim=self.world.truth.dim if declared is None else declared.model_dim,
+            dim=self.world.dim if declared is None else declared.model_dim,
             arms=len(self.world.rewards),
             ridge=settings.ridge,
             features=None if self._known is None else self._known[: len(self.world.rewards)],
@@ -476,11 +475,11 @@ class _Experiment:
 
     def _log_odds_error(self) -> float:
         sessions, positions = np.nonzero(self._slates.arms != NO_ARM)
-        off = self.belief.log_odds(self._prepared(self._contexts)) - self.world.truth.log_odds(self._contexts)
+        off = self.belief.log_odds(self._prepared(self._contexts)) - self.world.log_odds(self._contexts)
         return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
 
     def _coefficient_error(self) -> tuple[float | None, float | None]:
-        if isinstance(self.world.truth, DigitsTruth) or self.world.declared is not None:
+        if self.world.columns is not None or self.world.declared is not None:
             return None, None
         estimates, truth = true_heads(self.belief), true_heads(self.world.truth)
         error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=1).mean()))

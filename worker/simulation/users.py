@@ -173,7 +173,7 @@ class Users:
         return Cohort(
             arrived_at=arrived.tolist(),
             contexts=contexts,
-            odds=np.column_stack([self.world.truth.log_odds(contexts), np.full(count, -np.inf)]),
+            odds=np.column_stack([self.world.log_odds(contexts), np.full(count, -np.inf)]),
             needs=needs,
             dues=dues.tolist(),
             stays=np.logical_and.accumulate(stays, axis=1),

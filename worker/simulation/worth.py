@@ -119,12 +119,12 @@ class Valuer:
 
     def values(self, contexts: Floats, slates: Ints) -> Floats:
         """Return the expected revenue of slates: (n, d), (n, H) → (n,)."""
-        chances = sigmoid(self._world.truth.log_odds_of(contexts, slates))
+        chances = sigmoid(self._world.log_odds_of(contexts, slates))
         return values_of_slates(chances, self.rewards[slates], self._world.staying(slates))[:, 0]
 
     def best_slates(self, contexts: Floats) -> Ints:
         """Return the best slates: (n, d) → (n, H)."""
-        chances = sigmoid(self._world.truth.log_odds(contexts)[:, : self._known])
+        chances = sigmoid(self._world.log_odds(contexts)[:, : self._known])
         best = best_repeated if self._repeats else best_distinct
         return best(chances, self._world.rewards, self._world.stay, self._horizon)
 

@@ -189,7 +189,7 @@ def heads(parameters: Parameters) -> tuple[Floats, Floats]:
 
 def log_odds_error(demo: Demo) -> float:
     """Return the root mean square error of the estimated log-odds over arms, at context x = 0."""
-    truth = demo.world.truth.biases
+    truth = demo.world.biases
     return float(np.sqrt(((heads(demo.parameters)[0][: len(truth), 0] - truth) ** 2).mean()))
 
 
