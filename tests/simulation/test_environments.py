@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.errors import InputError
-from worker.simulation.environments import ENVIRONMENTS, Chance, make_environment
+from worker.simulation.environments import ENVIRONMENTS, make_environment
+from worker.simulation.world import Chance
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 20)

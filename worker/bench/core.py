@@ -16,7 +16,8 @@ from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp
 from worker.bench.figures import Figure, fastest
-from worker.simulation.environments import Environment, make_environment
+from worker.simulation.environments import make_environment
+from worker.simulation.world import Environment
 
 BATCH: Final = 256
 FEW: Final = 8  # sessions of a small batch

@@ -43,14 +43,8 @@ from worker.bandit.policies import (
     policy_named,
 )
 from worker.errors import EstimationError, FailedError, InputError
-from worker.simulation.environments import (
-    LEAVING,
-    Chance,
-    Environment,
-    check_world,
-    make_environment,
-    true_heads,
-)
+from worker.simulation.environments import LEAVING, check_world, make_environment
+from worker.simulation.world import Chance, Environment, true_heads
 from worker.simulation.worth import Valuer
 from worker.stream.chance import ALL, Shares
 from worker.stream.contexts import LEAST_SESSIONS, Standardisation

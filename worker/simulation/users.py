@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.simulation.environments import Bools, Environment, first_clicks
+from worker.simulation.world import Bools, Environment, first_clicks
 from worker.stream.decoding import LARGEST_NUMBER, Limits
 from worker.stream.encoding import encode_arrival, encode_feedback
 from worker.stream.events import DEAD_LETTER_REASONS, Arrival, Decision, Feedback, Reason
@@ -192,7 +192,7 @@ class Users:
         return np.where(disordered, np.maximum(usual, held_up), usual)
 
     def _generator(self, period: int, purpose: int) -> np.random.Generator:
-        # Apart from the streams of `worker.simulation.environments.Chance`, whose keys have one number.
+        # Apart from the streams of `worker.simulation.world.Chance`, whose keys have one number.
         return np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(4, period, purpose)))
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────

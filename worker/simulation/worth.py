@@ -16,7 +16,7 @@ from worker.bandit.answers import Cascade
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import values_of_slates
-from worker.simulation.environments import Environment
+from worker.simulation.world import Environment
 
 T = TypeVar("T")
 

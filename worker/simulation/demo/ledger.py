@@ -15,8 +15,8 @@ import numpy as np
 from worker.bandit.arrays import Floats, Ints
 from worker.embedded.state import StateFolder
 from worker.metrics.history import exploration_share
-from worker.simulation.environments import Bools, Environment, true_heads
 from worker.simulation.users import Users
+from worker.simulation.world import Bools, Environment, true_heads
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Episode, Opened

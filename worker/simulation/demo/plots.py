@@ -15,8 +15,8 @@ from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import Row, totals
 from worker.simulation.demo.report import has_budget, heads
 from worker.simulation.demo.run import Demo
-from worker.simulation.environments import true_heads
 from worker.simulation.plots import LOOKS, drawing, rendered, whole_numbers
+from worker.simulation.world import true_heads
 from worker.simulation.worth import tenths
 
 if TYPE_CHECKING:

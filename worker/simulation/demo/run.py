@@ -25,9 +25,10 @@ from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import Metrics
 from worker.simulation.demo.ledger import Ledger, Row
-from worker.simulation.environments import Chance, make_environment
+from worker.simulation.environments import make_environment
 from worker.simulation.reporting import flag
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
+from worker.simulation.world import Chance
 from worker.simulation.worth import Valuer
 from worker.stream.decoding import decode_decision
 from worker.stream.events import Decision

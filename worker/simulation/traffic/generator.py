@@ -22,8 +22,9 @@ import numpy as np
 
 from worker.bandit.arrays import NO_ARM
 from worker.metrics.history import DELAY_BOUNDS, Histogram
-from worker.simulation.environments import Chance, Environment, make_environment
+from worker.simulation.environments import make_environment
 from worker.simulation.users import Cohort, Habits, Sent, Users
+from worker.simulation.world import Chance, Environment
 from worker.simulation.worth import Valuer, WorthHistory
 from worker.stream.decoding import Rejected, decode_decision
 from worker.stream.events import MODES, Decision
