@@ -7,8 +7,9 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import explore_budget
 from worker.bandit.policies import POLICIES
-from worker.simulation import experiment
-from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_all, run_task
+from worker.simulation.experiment import run as experiment
+from worker.simulation.experiment.run import run_all, run_task
+from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
 
 SHORT = ExperimentSettings(episodes=12, warmup=2, dim=3, arms=6, horizon=3)
 
