@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from worker.errors import FailedError
-from worker.simulation.demo.beside import Beside
-from worker.simulation.demo.run import Demo, DemoSettings, additive
+from worker.simulation.demo.run import Beside, Demo, DemoSettings, additive
 
 SETTINGS = DemoSettings(users=20, episodes=4)
 

@@ -13,10 +13,9 @@ import pytest
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import imbalances
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.report import heads, summary, summary_rows
-from worker.simulation.demo.run import Demo, DemoSettings, additive
+from worker.simulation.demo.run import Beside, Demo, DemoSettings, additive
 from worker.simulation.users import KINDS, TIDY, Habits
 from worker.simulation.worth import tenths
 from worker.stream.events import ArmChange

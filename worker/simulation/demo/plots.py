@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worker.bandit.arrays import Floats
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import Row, totals
 from worker.simulation.demo.report import has_budget, heads
-from worker.simulation.demo.run import Demo
+from worker.simulation.demo.run import Beside, Demo
 from worker.simulation.plots import LOOKS, drawing, rendered, whole_numbers
 from worker.simulation.world import true_heads
 from worker.simulation.worth import tenths

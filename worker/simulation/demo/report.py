@@ -19,9 +19,8 @@ from worker.bandit.policies import policy_named
 from worker.console import write_file
 from worker.errors import InputError
 from worker.metrics import imbalances
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import Row, Totals, totals
-from worker.simulation.demo.run import TICK, Demo
+from worker.simulation.demo.run import TICK, Beside, Demo
 from worker.simulation.reporting import TableRow, by_tenth, panel, trends, worth_numbers, worth_rows
 from worker.simulation.users import BEGINNING
 from worker.simulation.worth import tenths
