@@ -327,11 +327,6 @@ class Beside:
         self._process.join()
         self._reports.close()
 
-    @property
-    def pid(self) -> int | None:
-        """The id of the process."""
-        return self._process.pid
-
     def follow(self, windows: int, *, wait: float = 0.0) -> bool:
         """Receive a window if there are fewer than the demo has closed; return whether there are as many then.
 
