@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -93,8 +91,7 @@ class KilledError(Exception):
     pass
 
 
-@contextmanager
-def dying_at(state: StateFolder, commits: int) -> Iterator[None]:
+def die_at(state: StateFolder, commits: int) -> None:
     """Kill the process instead of making a transaction durable."""
     commit, left = state.commit, commits
 
@@ -106,7 +103,6 @@ def dying_at(state: StateFolder, commits: int) -> Iterator[None]:
         commit()
 
     state.commit = maybe  # type: ignore[method-assign]
-    yield
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -117,9 +113,9 @@ def test_a_run_killed_anywhere_ends_like_one_that_was_never_killed(golden, tmp_p
     while not finished:
         with StateFolder(tmp_path) as state:
             demo = Demo(SMALL, state=state)
+            die_at(state, chance.randrange(2, 300))
             try:
-                with dying_at(state, chance.randrange(2, 300)):
-                    finish(demo)
+                finish(demo)
                 finished = True
             except KilledError:
                 deaths += 1

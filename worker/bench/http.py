@@ -1,7 +1,7 @@
 """`adcascade serve` against a plain aiohttp handler that answers a constant.
 
 Servers and the client are separate processes. `serve` keeps its sessions on disk, as always; both servers answer the
-same sessions in turn, as fast as they can and at a rate.
+same sessions alternately, as fast as they can and at a rate.
 
     python -m worker.bench.http URL SECONDS RATE
 

@@ -1,6 +1,6 @@
 """The worker on a real broker against plain echoes and an idiomatic Faust agent, in one run with the same arrivals.
 
-In every round each of the four starts on topics of its own, is measured, and ends; so a machine that is slower for a
+In every round each of the four starts on new topics, is measured, and ends; so a machine that is slower for a
 while is slower for all of them. Ratios are taken round by round.
 
 Latency: `worker.client` in this process sends arrivals at random times, and the wait for each decision is measured.

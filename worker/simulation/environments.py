@@ -110,7 +110,7 @@ def digits(generator: np.random.Generator, *, dim: int, arms: int) -> Environmen
 def categories(
     generator: np.random.Generator, *, dim: int, arms: int, levels: int = 50, noise: bool = False
 ) -> Environment:
-    """Draw a world as `tastes` with a declared category of as many `levels`, beside `dim` numbers, which may be 0.
+    """Draw a world as `tastes` with `dim` numbers, which may be 0, and a declared category with `levels` values.
 
     The category explains as much of the log-odds as all numbers, with `noise` nothing.
 
@@ -251,10 +251,10 @@ def check_world(name: str, *, dim: int, arms: int, stay: float = 1.0, **options:
     least = {"interactions": 2, "skewed": SKEWED}.get(name, 0)
     if dim < least:
         raise InputError(f"the environment {name} needs at least {least} context features, not {dim}")
-    takes = {other: signature(draw).parameters for other, draw in ENVIRONMENTS.items()}
+    parameters = {other: signature(draw).parameters for other, draw in ENVIRONMENTS.items()}
     for option, value in options.items():
-        if value is not None and option not in takes[name]:
-            others = " or ".join(other for other in takes if option in takes[other])
+        if value is not None and option not in parameters[name]:
+            others = " or ".join(other for other in parameters if option in parameters[other])
             raise InputError(f"the environment {name} has no {option}; use {others}")
 
 
@@ -336,9 +336,9 @@ def load_digits() -> tuple[Floats, Callable[[Floats], Floats]]:
     class_of = {image.tobytes(): number for image, number in zip(images, classes.tolist(), strict=True)}
 
     def with_classes(contexts: Floats) -> Floats:
-        found = [class_of.get(np.ascontiguousarray(context).tobytes(), -1) for context in contexts]
-        if -1 in found:
+        numbers = [class_of.get(np.ascontiguousarray(context).tobytes(), -1) for context in contexts]
+        if -1 in numbers:
             raise InputError("a context of the environment digits must be one of its images")
-        return np.eye(CLASSES)[found]
+        return np.eye(CLASSES)[numbers]
 
     return images, with_classes

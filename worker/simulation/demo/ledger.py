@@ -194,9 +194,9 @@ class Ledger:
         if user is None:
             return False
         served = self._served.setdefault(user[0], {})
-        known = session_id in served
+        first = session_id not in served
         served[session_id] = (slate, version)
-        return not known
+        return first
 
     def episode(self, episode: Episode) -> None:
         """Add the account of a closed window, unless there is one: after a restart the learner may repeat it."""

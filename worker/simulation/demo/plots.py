@@ -35,7 +35,7 @@ LEGIBLE = 0.15  # share from which a cell has its number
 
 
 def tastes(demo: Demo, beside: Beside | None) -> bytes:
-    """Draw which kinds of users get which ads: early, late, as the truth would have it, and beside it."""
+    """Draw which kinds of users get which ads: early, late, as the truth would have it, and with the additive model."""
     early, late = tenths(demo.rows)
     panels = [
         (f"{_name(demo)}: first tenth", shares_by_kind(early), totals(early).right_share),

@@ -279,8 +279,10 @@ def check_state(state: StateFolder, settings: DemoSettings) -> None:
     for name in DemoSettings.__struct_fields__:
         was, now = getattr(before, name), getattr(settings, name)
         if was != now and name != "episodes":
-            held, wanted = flag(name, was), flag(name, now)
-            raise InputError(f"{state.path} holds a demo with {held}, not {wanted}; use the same or another folder")
+            stored_flag, wanted = flag(name, was), flag(name, now)
+            raise InputError(
+                f"{state.path} holds a demo with {stored_flag}, not {wanted}; use the same or another folder"
+            )
 
 
 # ── the additive run to compare with ──────────────────────────────────────────────────────────────────────────────────

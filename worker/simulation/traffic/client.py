@@ -1,4 +1,4 @@
-"""Simulated traffic over a transport: sends the records that are due, and takes the decisions."""
+"""Simulated traffic over a transport: sends the records that are due, and receives the decisions."""
 
 from __future__ import annotations
 

@@ -339,8 +339,8 @@ class Traffic:
 
     def latency(self, share: float) -> float | None:
         """Return a quantile of the seconds from an arrival to its first decision; None without decisions."""
-        found = self.latencies.quantile(share)
-        return None if found is None else min(found, self.longest)
+        seconds = self.latencies.quantile(share)
+        return None if seconds is None else min(seconds, self.longest)
 
 
 def _shift(cohort: Cohort, by: int) -> None:
