@@ -88,9 +88,7 @@ def score(users: Users, valuer: Valuer, kinds: Kinds, period: int, served: Mappi
     clicked, answered = users.outcomes(period, indices, slates)
     buyers = np.flatnonzero(clicked >= 0)
     return Score(
-        sessions=worth.sessions,
-        oracle=worth.oracle,
-        served=worth.served,
+        **msgspec.structs.asdict(worth),
         earned=float(valuer.rewards[slates[buyers, clicked[buyers]]].sum()),
         answered=tuple(int((answered > h).sum()) for h in range(users.horizon)),
         clicked=tuple(np.bincount(clicked[buyers], minlength=users.horizon).tolist()),
