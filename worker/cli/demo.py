@@ -15,9 +15,8 @@ from worker.embedded.state import StateFolder
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.report import DemoView, can_draw, check_report, summary, summary_rows, write_report
-from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive, check_state
+from worker.simulation.demo.run import TICK, Beside, Demo, DemoSettings, additive, check_state
 from worker.simulation.reporting import REFRESH, laid_out, live_view
 from worker.web.status import status_routes
 

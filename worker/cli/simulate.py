@@ -13,15 +13,16 @@ from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer, number
 from worker.console import check_writable, note, progress, table, write_file, write_result
-from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PRICES, DigitsTruth
-from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
+from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PIXELS, PRICES
+from worker.simulation.experiment.run import cores, run_all
+from worker.simulation.experiment.settings import AFTER_NEW, ExperimentSettings, Run, last_episodes
 from worker.simulation.plots import check_plot, check_structure, plot_regret, plot_structure
 from worker.simulation.reporting import flag
 from worker.stream.settings import ANSWERS
 
 DEFAULTS = ExperimentSettings()
 #: Sizes of the world digits, where the data or their number of classes decide.
-DIGITS = {"dim": DigitsTruth.PIXELS, "horizon": 3}
+DIGITS = {"dim": PIXELS, "horizon": 3}
 
 
 def _world() -> tuple[Option, ...]:

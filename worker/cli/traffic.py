@@ -135,6 +135,7 @@ def check_fits(settings: TrafficSettings, served: Parameters) -> None:
 
 async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
     """Run the traffic with live view and metrics; return the number of the signal that ended it, else 0."""
+    from worker.client.kafka import KafkaTransport
     from worker.http.server import WebServer
     from worker.simulation.traffic.client import run_traffic
 
@@ -145,7 +146,7 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
         WebServer(operations(metrics.registry, lambda: None), port=port) as server,
         live_view(TrafficView(traffic, server.url)) as show,
     ):
-        await run_traffic(reached, topics, traffic, stop=stop, show=show)
+        await run_traffic(KafkaTransport(reached, topics), traffic, stop=stop, show=show)
     return came[0] if came else 0
 
 
