@@ -16,6 +16,7 @@ import msgspec
 
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
+from worker.logs.format import Headers
 from worker.serve.recording import Recording, forget
 from worker.stream.events import Episode, Tag
 from worker.stream.parameters import Parameters, decode_parameters
@@ -24,6 +25,8 @@ from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import KEPT, version_key
 
+#: The names that logs have.
+TOPICS: Final = Topics()
 #: Names in the state folder.
 RUNNER: Final = "runner"
 SERVE: Final = b"serve"
@@ -72,9 +75,8 @@ def check_runner(state: StateFolder) -> None:
 class ServeStore:
     """The state folder of a server, and its log if there is a `record`."""
 
-    def __init__(self, state: StateFolder, topics: Topics, record: Path | None = None) -> None:
+    def __init__(self, state: StateFolder, record: Path | None = None) -> None:
         self._state = state
-        self._topics = topics
         self.position = msgspec.json.decode(state.meta(_POSITION) or b"{}", type=StorePosition)
         _, self.journal_end = state.journal_bounds()
         self._log: Recording | None = None
@@ -90,9 +92,9 @@ class ServeStore:
     def _begin_log(self) -> None:
         """Begin a log with what the folder has of the past: versions, and the journal that they still need."""
         for value in self._state.parameters():
-            self._add_version(decode_parameters(value).version, value)
+            self._emit(TOPICS.parameters, version_key(decode_parameters(value).version), value)
         for offset, value in self._state.journal(0):
-            self._record(self._topics.journal, offset, None, value)
+            self._record(Record(TOPICS.journal, ONLY_PARTITION, offset, self.position.time, None, value))
 
     @property
     def has_log(self) -> bool:
@@ -112,54 +114,48 @@ class ServeStore:
 
     # ── a transaction ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_batch(self, records: Sequence[Record], emits: Emits, journal: Sequence[tuple[bytes | None, bytes]]) -> None:
-        """Add the records of a batch, the keys and values of the journal, and what else came of them."""
-        start = self.journal_end
-        self.journal_end += len(journal)
-        self._state.append_journal([(start + index, value) for index, (_, value) in enumerate(journal)])
-        self._state.change_sessions(emits.changelog)
-        if self._log is None:
-            return
+    def add_batch(self, records: Sequence[Record], emits: Emits) -> None:
+        """Add the records of a batch, and what came of them."""
         for record in records:
-            self._log.add(record)
-        for index, (key, value) in enumerate(journal):
-            self._record(self._topics.journal, start + index, key, value)
+            self._record(record)
+        self.add_journal(emits.journal)
+        self._state.change_sessions(emits.changelog)
         for key, value in emits.decisions:
-            self._record(self._topics.decisions, self.next_offset(self._topics.decisions), key, value)
+            self._emit(TOPICS.decisions, key, value)
         for letter in emits.dead_letters:
-            offset = self.next_offset(self._topics.dead_letters)
-            self._record(self._topics.dead_letters, offset, letter.key, letter.value, tuple(letter.headers))
+            self._emit(TOPICS.dead_letters, letter.key, letter.value, letter.headers)
+
+    def add_journal(self, records: Sequence[tuple[bytes | None, bytes]]) -> int:
+        """Append keys and values to the journal; return the offset of the first."""
+        start = self.journal_end
+        self.journal_end += len(records)
+        self._state.append_journal([(start + index, value) for index, (_, value) in enumerate(records)])
+        for index, (key, value) in enumerate(records):
+            self._record(Record(TOPICS.journal, ONLY_PARTITION, start + index, self.position.time, key, value))
+        return start
 
     def add_lesson(self, lesson: Lesson, known: Sequence[Parameters]) -> list[tuple[int, str]]:
         """Add what was learned, given the versions that are known; return the orders that are refused, by offset."""
         for episode, value in lesson.episodes:
             if episode.window_end > self.position.closed:
                 self.position.closed = episode.window_end
-                offset = self.next_offset(self._topics.episodes)
-                self._record(self._topics.episodes, offset, b"%d" % episode.version, value)
+                self._emit(TOPICS.episodes, b"%d" % episode.version, value)
         for parameters, _, value in lesson.versions:
             known = [*known, parameters]
             self._state.put_parameters(parameters, value, kept=KEPT)
             self._state.keep_history(known)
-            self._add_version(parameters.version, value)
+            self._emit(TOPICS.parameters, version_key(parameters.version), value)
         return [
             (offset, f"version {tag.version} is not kept") for offset, tag in lesson.tags if not self._state.tag(tag)
         ]
 
-    def _add_version(self, version: int, value: bytes) -> None:
-        topic = self._topics.parameters
-        self._record(topic, self.next_offset(topic), version_key(version), value)
+    def _emit(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
+        offset = self.next_offset(topic)
+        self._record(Record(topic, ONLY_PARTITION, offset, self.position.time, key, value), headers)
 
-    def _record(
-        self,
-        topic: str,
-        offset: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[tuple[str, bytes], ...] = (),
-    ) -> None:
+    def _record(self, record: Record, headers: Headers = ()) -> None:
         if self._log is not None:
-            self._log.add(Record(topic, ONLY_PARTITION, offset, self.position.time, key, value), headers)
+            self._log.add(record, headers)
 
     def prepare(self) -> None:
         """Add the position and the lines of the log, as the last part of the transaction."""
