@@ -57,7 +57,7 @@ class Served:
             opened(name, at, ("hat",), context=(0.5,), modes=("warmup",)),
             feedback(1, "hat", True, at + 1, name),
         )
-        self.store.position.time = at + 5_000
+        self.store.time = at + 5_000
         journal: list[tuple[bytes | None, bytes]] = [
             *((name.encode(), encode_journal(fact)) for fact in facts),
             (None, encode_journal(progress(at + 5_000))),

@@ -18,7 +18,6 @@ import numpy as np
 
 from worker.bandit.policies import policy_named
 from worker.metrics.troubles import ActiveTrouble
-from worker.stream.episodes import Answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
@@ -28,7 +27,7 @@ MOST_MARKS: Final = 16
 BETWEEN_MARKS: Final = 60_000  # milliseconds of event time
 #: Contexts that are kept.
 MOST_CONTEXTS: Final = 256
-#: Seconds between two contexts, once so many are kept: together they cover at least a minute.
+#: Seconds between two contexts, once `MOST_CONTEXTS` are kept: together they cover at least a minute.
 BETWEEN_CONTEXTS: Final = 0.25
 #: Absolute value above which a feature is too large, and norm below which a context is too small. A context of zeros is
 #: a user without features.
@@ -96,7 +95,7 @@ class Window:
     served: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Mark:
     """All counts since the process started, at one event time.
 
@@ -112,10 +111,9 @@ class Mark:
 class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
-    `contexts` are packed contexts of recent users, of the same length. `answering` has the ads that are answered least.
-    `forgotten` is the time of the last version that forgot something, and the share of older sessions that it kept.
-    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`. `scored_windows` counts the
-    windows whose true value is known, which happens in simulated traffic only.
+    `contexts` are packed contexts of recent users, of the same length. `forgotten` is the time of the last version that
+    forgot something, and the share of older sessions that it kept. `numbers` holds the metrics without labels by name,
+    without the prefix `adcascade_`.
     """
 
     now: Mark
@@ -123,15 +121,18 @@ class Snapshot:
     windows: Sequence[Window]
     contexts: Sequence[bytes]
     parameters: Parameters | None
-    answering: Answering | None
     forgotten: tuple[int, float] | None
     numbers: Mapping[str, float]
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]
     horizon: int
-    scored_windows: int
     troubles: Sequence[ActiveTrouble]
     trouble_totals: Mapping[str, int]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the true value of windows is known."""
+        return "pseudo_regret_total" in self.numbers
 
     @property
     def since(self) -> Mark | None:

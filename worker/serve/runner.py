@@ -106,9 +106,11 @@ class ServeRunner:
         self._interval = progress_interval
         self._waiting: list[Waiting] = []
         self._has_work = asyncio.Event()
-        records = [Record(TOPICS.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in store.sessions()]
+        records = [
+            Record(TOPICS.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in store.state.sessions()
+        ]
         metrics.add(self.serving.restore(records))
-        self.serving.acknowledged(store.position.progress)
+        self.serving.acknowledged(store.progress)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -133,7 +135,7 @@ class ServeRunner:
 
     async def order(self, order: Order) -> int:
         """Write an order to the journal; return its offset."""
-        return await self._transact(lambda: self._store.add_journal([(None, encode_journal(order))]))
+        return await self._transact(lambda: self._store.add_journal([(None, encode_journal(order))])[0][0])
 
     async def keep(self, lesson: Lesson) -> Sequence[tuple[int, str]]:
         """Keep what was learned; return the orders that are refused, by offset."""
@@ -168,9 +170,8 @@ class ServeRunner:
 
     def now(self) -> int:
         """Return the time, which never goes back."""
-        position = self._store.position
-        position.time = max(position.time, self._clock())
-        return position.time
+        self._store.time = max(self._store.time, self._clock())
+        return self._store.time
 
     async def run(self) -> None:
         """Handle batches until cancelled; raise `FailedError` if one cannot be committed."""
@@ -221,24 +222,24 @@ class ServeRunner:
 
     def _handle(self, batch: list[Waiting]) -> tuple[Emits, int, bool]:
         """Handle a batch; return what came of it, its progress, and whether there is something to commit."""
-        now, position = self.now(), self._store.position
+        now, store = self.now(), self._store
         records = self._records(batch, now)
         started = perf_counter()
         emits = self.serving.handle(records)
         if records or emits.changelog:
             self._metrics.batch(emits, len(records), perf_counter() - started)
-        self._store.add_batch(records, emits)
+        store.add_batch(records, emits)
         work = [waiting.work for waiting in batch if waiting.work is not None]
         for one in work:
             one()
-        progress = now if now - position.progress >= 1000 * self._interval else 0
+        progress = now if now - store.progress >= 1000 * self._interval else 0
         if progress:
-            position.progress = progress
+            store.progress = progress
             reached = Progress(partition=0, partitions=1, time=progress, opened=self.serving.opened)
-            self._store.add_journal([(None, encode_journal(reached))])
-        has_changes = bool(work or progress or emits.journal or emits.changelog or (records and self._store.has_log))
+            store.add_journal([(None, encode_journal(reached))])
+        has_changes = bool(work or progress or emits.journal or emits.changelog or (records and store.tap))
         if has_changes:
-            self._store.prepare()
+            store.prepare()
         return emits, progress, has_changes
 
     def _records(self, batch: Iterable[Waiting], now: int) -> list[Record]:

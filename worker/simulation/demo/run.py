@@ -20,7 +20,8 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from worker.bandit.additive import AdditiveModel
-from worker.embedded.runner import Embedded, Tap
+from worker.embedded.outputs import Tap
+from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import Metrics
