@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,13 +97,20 @@ def answers(decision: dict[str, Any], context: Sequence[float]) -> list[Sent]:
     return sent
 
 
-def deliver(runner: Embedded, sent: Sequence[Sent], *, until: int | None = None, live: bool = False) -> list[Sent]:
+def deliver(
+    runner: Embedded,
+    sent: Sequence[Sent],
+    *,
+    live: bool = False,
+    contexts: Mapping[str, Sequence[float]] | None = None,
+) -> list[Sent]:
     """Deliver records in the order of their times, a second at a time; return all records delivered.
 
-    With `live`, users also answer the decisions.
+    With `live`, users also answer the decisions, by `contexts` if they differ from those that they send.
     """
     queue = sorted(sent)
-    contexts = {one.session: orjson.loads(one.value)["context"] for one in queue if live and one.topic == "arrivals"}
+    if live and contexts is None:
+        contexts = {one.session: orjson.loads(one.value)["context"] for one in queue if one.topic == "arrivals"}
     everything: list[Sent] = []
     answered: set[str] = set()
     clock = runner.time or START
@@ -118,13 +125,11 @@ def deliver(runner: Embedded, sent: Sequence[Sent], *, until: int | None = None,
         fresh: list[Sent] = []
         for _, value in runner.pump():
             decision = orjson.loads(value)
-            if live and decision["session_id"] not in answered:
+            if contexts is not None and decision["session_id"] not in answered:
                 answered.add(decision["session_id"])
                 fresh += answers(decision, contexts[decision["session_id"]])
         queue = sorted(queue + fresh) if fresh else queue
         runner.advance(clock)
-        if until is not None and clock >= until:
-            return everything
     return everything
 
 

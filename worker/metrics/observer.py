@@ -20,12 +20,12 @@ from worker.metrics.history import (
     BETWEEN_MARKS,
     DELAY_BOUNDS,
     DURATION_BOUNDS,
+    MOST_CONTEXTS,
     MOST_MARKS,
     MOST_WINDOWS,
     SIZE_BOUNDS,
     Histogram,
     Mark,
-    RecentContexts,
     Snapshot,
     Window,
     exploration_share,
@@ -81,7 +81,7 @@ class Metrics:
         self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
         self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share allowed to explore
         self._forgotten: tuple[int, float] | None = None  # when older sessions last lost weight, and what is left
-        self._contexts = RecentContexts()
+        self._contexts: deque[bytes] = deque(maxlen=MOST_CONTEXTS)
 
     # ── observing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -99,12 +99,12 @@ class Metrics:
             self._now.histograms["batch_records"][()].observe(records)
             if decisions := sum(len(one.decisions) for one in emits):
                 self._now.histograms["decision_duration_seconds"][()].observe(seconds, decisions)
-            kept = [sample for sample in samples if self._contexts.offer(sample)]
+            self._contexts.extend(samples)
         self.troubles.observe(tally)
-        for sample in kept:
-            self.troubles.count(contexts=1)
-            standardised = self._parameters is not None and self._parameters.settings.standardise
-            if not standardised and (wrong := wrong_scale(sample)):
+        self.troubles.count(contexts=len(samples))
+        standardised = self._parameters is not None and self._parameters.settings.standardise
+        for sample in () if standardised else samples:
+            if wrong := wrong_scale(sample):
                 self.troubles.add("norms", wrong)
 
     def add(self, tally: Tally) -> None:
@@ -250,7 +250,7 @@ class Metrics:
                 now=deepcopy(self._now),
                 marks=tuple(self._marks),
                 windows=tuple(self._windows),
-                contexts=self._contexts.newest(),
+                contexts=tuple(one for one in self._contexts if len(one) == len(self._contexts[-1])),
                 parameters=self._parameters,
                 forgotten=self._forgotten,
                 numbers=dict(self._numbers),
