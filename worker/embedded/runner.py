@@ -8,7 +8,7 @@ answer sends again, and nothing counts twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -66,7 +66,6 @@ class Embedded:
         state: StateFolder | None = None,
         observers: Sequence[Observer] = (),
         tap: Tap | None = None,
-        batch: int = 512,
         max_open_sessions: int | None = None,
     ) -> None:
         if partitions < 1:
@@ -76,7 +75,6 @@ class Embedded:
         self._state = state
         self._outputs = Outputs(self.topics, state, tap)
         self._observers = observers
-        self._batch = batch
         self._inboxes: list[list[Record]] = [[] for _ in range(partitions)]
         history = [decode_parameters(value) for value in state.parameters()] if state else []
         self.learner = Learner(settings, arms, history)
@@ -147,29 +145,9 @@ class Embedded:
 
     def pump(self) -> list[tuple[bytes, bytes]]:
         """Handle everything that was sent; return the decisions (key, value)."""
-        decisions: list[tuple[bytes, bytes]] = []
-        for poll in self._polls():
-            decisions.extend(self._step(poll))
-        return decisions
-
-    def _polls(self) -> Iterator[dict[int, list[Record]]]:
-        """Take what was sent, by partition, in parts of at most `batch` records.
-
-        Few records of many partitions are one part: most of the time of a small step is its set-up.
-        """
-        poll: dict[int, list[Record]] = {}
-        room = self._batch
-        for partition, inbox in enumerate(self._inboxes):
-            self._inboxes[partition] = []
-            for start in range(0, len(inbox), self._batch):
-                records = inbox[start : start + self._batch]
-                if len(records) > room:
-                    yield poll
-                    poll, room = {}, self._batch
-                poll[partition] = records
-                room -= len(records)
-        if poll:
-            yield poll
+        poll = {partition: inbox for partition, inbox in enumerate(self._inboxes) if inbox}
+        self._inboxes = [[] for _ in self.tasks]
+        return self._step(poll) if poll else []
 
     def advance(self, now: int) -> None:
         """Set the time; everything sent is handled, so all partitions have progressed to it."""
