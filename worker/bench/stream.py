@@ -18,7 +18,8 @@ import numpy as np
 import orjson
 
 from worker.bench.figures import Figure, fastest
-from worker.embedded.runner import Embedded, Headers
+from worker.embedded.outputs import Headers
+from worker.embedded.runner import Embedded
 from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Sent, Users
 from worker.simulation.world import Environment

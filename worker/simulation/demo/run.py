@@ -24,7 +24,8 @@ from typing import Any
 import msgspec
 
 from worker.bandit.additive import AdditiveModel
-from worker.embedded.runner import Embedded, Tap
+from worker.embedded.outputs import Tap
+from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import FailedError, InputError
 from worker.metrics import Metrics
