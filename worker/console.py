@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from string import Formatter
 from types import FrameType
 from typing import Any
 
@@ -94,6 +95,28 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
+class _Cells(Formatter):
+    """Formats of cells; None is a dash."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return "–" if value is None else str(super().format_field(value, format_spec))
+
+
+def listing(columns: Mapping[str, str], items: Sequence[Mapping[str, Any]], most: int | None = None) -> str:
+    """Lay out items as a table. A column is a heading with a format of the fields of an item.
+
+    >>> arms = [{"arm": "shoes", "q": 0.25}, {"arm": "hats", "q": None}, {"arm": "coats", "q": 1.5}]
+    >>> print(listing({"arm": "{arm}", "Q": "{q:.2f}"}, arms, most=2))
+    arm       Q
+    shoes  0.25
+    hats      –
+    … and 1 more (--json - has all)
+    """
+    rows = [[_Cells().vformat(form, (), item) for form in columns.values()] for item in items[:most]]
+    more = len(items) - len(rows)
+    return table(list(columns), rows) + (f"\n… and {more} more (--json - has all)" if more else "")
+
+
 def write_json(path: str | None, value: Any) -> None:
     """Write `value` to the file, or to standard output for ``-``; without a path, do nothing."""
     if path is None:
@@ -123,6 +146,11 @@ def read_file(path: str, option: str) -> bytes:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise InputError(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_input(path: str, option: str) -> bytes:
+    """Return the content of the file that an option names, or of standard input for ``-``."""
+    return sys.stdin.buffer.read() if path == "-" else read_file(path, option)
 
 
 def check_writable(*paths: str | None) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from worker.cli.main import COMMANDS, load, main
 from worker.cli.options.catalog import read_arms
-from worker.cli.options.learning import context_dim, learning_settings
-from worker.cli.options.parser import build_parser, resolve
+from worker.cli.options.learning import context_dim
+from worker.cli.options.parser import build_parser, filled, resolve
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
@@ -40,13 +40,14 @@ def resolved(tmp_path: Path, text: str, *flags: str) -> argparse.Namespace:
 def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_path: Path) -> None:
     options = resolved(tmp_path, f"horizon = 4\n{TABLES}")
     assert context_dim(options) == 3
-    settings = learning_settings(options, 3)
+    settings = filled(LearningSettings, options, dim=3)
     assert settings.features == Features.of_table(
         {"context": {"age": "number", "device": ["mobile", "desktop"]}, "ads": {"price": "number", "brand": ["n"]}}
     )
     assert (settings.horizon, settings.standardise) == (4, True)
-    assert not learning_settings(resolved(tmp_path, TABLES, "--no-standardise"), 3).standardise
-    crossed = learning_settings(resolved(tmp_path, f"[features]\ncrosses = [['device', 'age']]\n{TABLES}"), 3)
+    assert not filled(LearningSettings, resolved(tmp_path, TABLES, "--no-standardise"), dim=3).standardise
+    options = resolved(tmp_path, f"[features]\ncrosses = [['device', 'age']]\n{TABLES}")
+    crossed = filled(LearningSettings, options, dim=3)
     assert crossed.features is not None
     assert crossed.features.crosses == (("device", "age"),)
     assert (crossed.dim, crossed.model_dim) == (3, 5)

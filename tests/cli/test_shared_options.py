@@ -12,11 +12,10 @@ import pytest
 from tests.programs import needs
 from worker.cli.main import load, main
 from worker.cli.options.brokers import connection
-from worker.cli.options.learning import learning_settings
-from worker.cli.options.parser import build_parser, resolve
+from worker.cli.options.parser import build_parser, filled, resolve
 from worker.cli.options.times import duration
 from worker.errors import InputError
-from worker.stream.settings import SETTINGS
+from worker.stream.settings import SETTINGS, LearningSettings
 
 PASSWORD = "hush-hush-hush"
 
@@ -190,7 +189,7 @@ def test_flags_variables_and_the_file_reach_the_settings(tmp_path: Path) -> None
     file = tmp_path / "worker.toml"
     file.write_text('window = "2m"\n[worker]\nlateness = "750ms"\npolicy = "aucbbp"\n')
     given = resolved("--config", str(file), "--policy", "greedy", "--no-repeats", ADCASCADE_BETA="theory")
-    settings = learning_settings(given, 7)
+    settings = filled(LearningSettings, given, dim=7)
     assert (settings.window, settings.lateness, settings.policy) == (120_000, 750, "greedy")
     assert (settings.repeats, settings.beta, settings.dim, settings.session_timeout) == (False, "theory", 7, 60_000)
 

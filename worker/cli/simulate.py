@@ -6,12 +6,11 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
 
 from worker import __version__
 from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, integer, number
 from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PRICES, DigitsTruth
 from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
@@ -126,11 +125,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> ExperimentSettings:
-    chosen: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ExperimentSettings)}
+    sizes = {name: getattr(options, name) for name in DIGITS}
     for name, in_digits in DIGITS.items():
-        if chosen[name] is None:
-            chosen[name] = in_digits if options.environment == "digits" else getattr(DEFAULTS, name)
-    return ExperimentSettings(**chosen)
+        if sizes[name] is None:
+            sizes[name] = in_digits if options.environment == "digits" else getattr(DEFAULTS, name)
+    return filled(ExperimentSettings, options, **sizes)
 
 
 def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:

@@ -15,7 +15,7 @@ from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES
-from worker.cli.options.parser import Option, count, grouped, number
+from worker.cli.options.parser import Option, count, filled, grouped, number
 from worker.cli.options.times import time_option
 from worker.errors import InputError
 from worker.simulation.environments import LASTING
@@ -179,19 +179,6 @@ def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
     return declared.ads or None if declared is not None else None
 
 
-def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
-    """Return the settings of the options, for contexts of `dim` numbers."""
-    return LearningSettings(
-        dim=dim, **{f.name: getattr(options, f.name) for f in fields(LearningSettings) if f.name != "dim"}
-    )
-
-
 def limits(options: argparse.Namespace) -> Limits:
     """Return the limits of the options."""
-    return Limits(
-        max_record_bytes=options.max_record_bytes,
-        max_norm=options.max_norm,
-        max_exclude=options.max_exclude,
-        max_ahead_ms=options.max_ahead,
-        max_behind_ms=options.max_behind,
-    )
+    return filled(Limits, options, max_ahead_ms=options.max_ahead, max_behind_ms=options.max_behind)

@@ -9,19 +9,22 @@ and that over the default. Unknown flags, variables, tables and names are errors
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
+import operator
 import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, own_variables
 from worker.console import read_file
 from worker.errors import InputError
 
 Parser = Callable[[str], Any]
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,9 @@ def count(name: str, help: str, default: int | None = None, *, least: int = 1, m
     return Option(name, help, parse=integer(least=least, most=most), default=default, metavar="N")
 
 
-def port(name: str, help: str) -> Option:
+def port(name: str, help: str, default: int = 0) -> Option:
     """Return an option for a port; any free one by default."""
-    return count(name, help, 0, least=0, most=65535)
+    return count(name, help, default, least=0, most=65535)
 
 
 def integer(*, least: int | None = None, most: int | None = None) -> Parser:
@@ -124,23 +127,26 @@ def integer(*, least: int | None = None, most: int | None = None) -> Parser:
     return bounded(int, "a whole number", least=least, most=most)
 
 
-def number(*, least: float | None = None, most: float | None = None, above: float | None = None) -> Parser:
-    """Return a parser of finite numbers within bounds; `above` excludes the bound itself.
+def number(**bounds: float) -> Parser:
+    """Return a parser of finite numbers within bounds: `least`, `most`, and `above` and `below`, which are excluded.
 
     >>> number(above=0)("0.5")
     0.5
     """
-    return bounded(float, "a number", least=least, most=most, above=above)
+    return bounded(float, "a number", **bounds)
+
+
+#: Bounds by name: whether a value respects the bound, and the words of the refusal.
+_BOUNDS: Final[Mapping[str, tuple[Callable[[float, float], bool], str]]] = {
+    "least": (operator.ge, "at least"),
+    "most": (operator.le, "at most"),
+    "above": (operator.gt, "above"),
+    "below": (operator.lt, "below"),
+}
 
 
 def bounded(
-    read: Callable[[str], float],
-    noun: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    show: Callable[[Any], str] = str,
+    read: Callable[[str], float], noun: str, show: Callable[[Any], str] = str, /, **bounds: float | None
 ) -> Parser:
     """Return a parser that refuses values beyond its bounds; `show` writes a bound as it is typed."""
 
@@ -151,12 +157,10 @@ def bounded(
             raise ValueError(f"must be {noun}, not {text!r}") from None
         if not math.isfinite(value):
             raise ValueError(f"must be finite, not {text}")
-        if least is not None and value < least:
-            raise ValueError(f"must be at least {show(least)}, not {text}")
-        if most is not None and value > most:
-            raise ValueError(f"must be at most {show(most)}, not {text}")
-        if above is not None and value <= above:
-            raise ValueError(f"must be above {show(above)}, not {text}")
+        for name, bound in bounds.items():
+            respects, words = _BOUNDS[name]
+            if bound is not None and not respects(value, bound):
+                raise ValueError(f"must be {words} {show(bound)}, not {text}")
         return value
 
     return parse
@@ -305,6 +309,12 @@ def resolve(
         check_variables(variables, known.union(option.variable for _, _, option in _every(load_all())))
     file = _file(parsed, variables, load_all)
     return argparse.Namespace(**{option.attribute: _value(option, parsed, variables, file) for option in options})
+
+
+def filled(kind: Callable[..., Settings], options: argparse.Namespace, **others: Any) -> Settings:
+    """Return settings with the values of the options that have the names of its fields, and with the `others`."""
+    names = inspect.signature(kind).parameters.keys() & vars(options).keys() - others.keys()
+    return kind(**{name: getattr(options, name) for name in names}, **others)
 
 
 def _every(commands: Iterable[CommandSpec]) -> Iterator[tuple[CommandSpec, CommandSpec, Option]]:

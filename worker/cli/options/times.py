@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from worker.cli.options.parser import Option, bounded
@@ -44,8 +45,21 @@ def time_option(
     name: str, help: str, default: int | None = None, *, least: int | None = None, most: int | None = None
 ) -> Option:
     """Return an option for a duration; its default and its bounds are in milliseconds."""
-    parse = bounded(duration, _TIME, least=least, most=most, show=duration_text)
+    parse = bounded(duration, _TIME, duration_text, least=least, most=most)
     return Option(name, help, parse=parse, default=default, metavar="TIME", show=duration_text)
+
+
+def seconds_option(
+    name: str, help: str, default: float, *, least: int | None = None, most: int | None = None
+) -> Option:
+    """Return an option for a duration in seconds; its bounds are in milliseconds."""
+    option = time_option(name, help, least=least, most=most)
+    return replace(
+        option,
+        parse=lambda text: option.parse(text) / 1000,
+        default=default,
+        show=lambda seconds: duration_text(round(1000 * seconds)),
+    )
 
 
 def duration_range(text: str) -> tuple[int, int]:
