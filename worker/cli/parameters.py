@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from worker.cli.description import (
 )
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.target import action, control, in_force, pick, pick_or_read, read_version, version_facts
+from worker.cli.options.times import moment
 from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.stream.events import TAG_PATTERN, Command, Import, Order, Tag
@@ -99,15 +99,11 @@ def listing(options: argparse.Namespace) -> int:
         for version, made_at in sorted((times | last).items())
     ]
     rows = [
-        [str(one["version"]), _moment(one["made_at"]), "last 8" if one["served"] else "history", ", ".join(one["tags"])]
+        [str(one["version"]), moment(one["made_at"]), "last 8" if one["served"] else "history", ", ".join(one["tags"])]
         for one in versions
     ]
     write_result(options.json, {"versions": versions}, table(["version", "made at", "kept in", "tags"], rows))
     return 0
-
-
-def _moment(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if milliseconds else "–"
 
 
 def tag(options: argparse.Namespace) -> int:

@@ -140,13 +140,10 @@ def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool
 def summary(name: str, recorded: Recorded, seconds: float) -> str:
     """Return the result for people."""
     rate = recorded.records / max(seconds, 1e-9)
-    span = ""
-    if recorded.first is not None and recorded.last is not None:
-        span = f", {time_span(recorded.first, recorded.last)}"
-    lines = [f"{name}: {recorded.records:,} records{span}, in {seconds:.1f} s ({rate:,.0f}/s)"]
-    if recorded.counts:
-        lines += ["", table(["topic", "records"], [[topic, f"{n:,}"] for topic, n in sorted(recorded.counts.items())])]
-    return "\n".join(lines)
+    span = time_span(recorded.first, recorded.last)
+    text = f"{name}: {recorded.records:,} records{span}, in {seconds:.1f} s ({rate:,.0f}/s)"
+    rows = [[topic, f"{count:,}"] for topic, count in sorted(recorded.counts.items())]
+    return f"{text}\n\n{table(['topic', 'records'], rows)}" if rows else text
 
 
 COMMAND = CommandSpec(

@@ -75,14 +75,18 @@ def duration_range(text: str) -> tuple[int, int]:
     return bounds
 
 
-def time_span(first: int, last: int) -> str:
-    """Return a span of milliseconds since the epoch, for people.
+def moment(milliseconds: int | None) -> str:
+    """Return a time in milliseconds since the epoch, for people; a dash for 0 and None, no time.
 
-    >>> time_span(0, 60_000)
-    '1970-01-01 00:00:00 to 1970-01-01 00:01:00 UTC'
+    >>> moment(60_000)
+    '1970-01-01 00:01:00'
     """
-    start, end = (datetime.fromtimestamp(time / 1000, tz=UTC) for time in (first, last))
-    return f"{start:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}" if milliseconds else "–"
+
+
+def time_span(first: int | None, last: int | None) -> str:
+    """Return a span as the end of a sentence; nothing without records."""
+    return "" if last is None else f", {moment(first)} to {moment(last)} UTC"
 
 
 def timestamp(text: str, now: int) -> int:
