@@ -52,22 +52,12 @@ def manifest(kind: str, name: str = "adcascade") -> Any:
     return found
 
 
-def pod(kind: str = "StatefulSet", name: str = "adcascade") -> Any:
-    return manifest(kind, name)["spec"]["template"]["spec"]
-
-
-def container(of: Any = None) -> Any:
-    """Return the only container of a pod, by default of a worker."""
-    (only,) = (of or pod())["containers"]
-    return only
-
-
-def mounted_files(of: Any) -> dict[str, tuple[str, str]]:
+def mounted_files(pod: Any) -> dict[str, tuple[str, str]]:
     """Return the files of a pod's container from secrets and config maps, with the object and the key of each."""
-    volumes = {volume["name"]: volume for volume in of["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
     generated = {each["name"]: each["files"] for each in kustomization()["configMapGenerator"]}
     files = {}
-    for mount in container(of)["volumeMounts"]:
+    for mount in pod["containers"][0]["volumeMounts"]:
         volume = volumes[mount["name"]]
         if "secret" in volume:
             for item in volume["secret"]["items"]:
