@@ -1,4 +1,4 @@
-"""The image: pinned, without root and compiler, with a health check, and with all that the code needs."""
+"""The image: pinned, without root, with a health check, and with all that the code needs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def is_gone(pid: int) -> bool:
     """Return whether there is no such process, or only the entry that its parent has not removed."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
