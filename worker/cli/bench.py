@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from worker.bench.figures import Figure, busy, figures_table, machine, measuring
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
-from worker.console import check_writable, note, progress, write_result
+from worker.console import note, progress, write_result
 
 
 def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> int:
@@ -16,7 +16,6 @@ def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> int:
 
     A run takes minutes: if it fails, or is interrupted, what was measured before is shown.
     """
-    check_writable(json)
     figures: list[Figure] = []
     crowd = busy()
     complete = False
