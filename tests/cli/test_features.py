@@ -15,6 +15,7 @@ from worker.cli.options.parser import build_parser, filled, resolve
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
+from worker.simulation.traffic.generator import TrafficSettings
 from worker.stream.features import Features
 from worker.stream.settings import Arm, LearningSettings
 
@@ -173,6 +174,14 @@ def test_a_catalogue_needs_no_further_column_for_the_revenue_as_a_feature(tmp_pa
     (tmp_path / "y.csv").write_text("arm,price\na,3\n")
     with pytest.raises(InputError, match="has no reward"):
         read_arms(str(tmp_path / "y.csv"), declared=declared)
+
+
+def test_a_worker_can_read_the_arms_that_the_traffic_writes(tmp_path: Path, adcascade: Any) -> None:
+    path = tmp_path / "arms.json"
+    assert adcascade(f"traffic --environment rare --arms 11 --seed 4 --write-arms {path}").code == 0
+    assert list(read_arms(str(path))) == TrafficSettings(environment="rare", arms=11, seed=4).world().catalogue()
+    printed = adcascade("traffic --arms 3 --write-arms -").json
+    assert [arm["arm"] for arm in printed] == ["ad-1", "ad-2", "ad-3"]
 
 
 def test_a_column_of_numbers_and_texts_is_a_category(tmp_path: Path) -> None:

@@ -140,14 +140,9 @@ def test_every_variable_that_the_project_names_is_an_option_or_listed() -> None:
 # ── every command ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def leaves(command: CommandSpec, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], CommandSpec]]:
-    path = (*path, command.name)
-    if not command.actions:
-        return [(path, command)]
-    return [leaf for action in command.actions for leaf in leaves(action, path)]
-
-
-EVERY = [leaf for name in COMMANDS for leaf in leaves(load(name))]
+#: Every command and action, with its words on the command line.
+EVERY = [((name,), load(name)) for name in COMMANDS if not load(name).actions]
+EVERY += [((name, action.name), action) for name in COMMANDS for action in load(name).actions]
 
 
 def test_the_help_shows_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,15 +127,8 @@ def settings_of(words: Sequence[str], environment: Mapping[str, str], *flags: st
     return resolve(build_parser(command, "adcascade").parse_args(list(flags)), environment)
 
 
-@cache
-def all_variables() -> frozenset[str]:
-    """Return the variables of all commands."""
-    found = {CONFIG.variable}
-    for name in COMMANDS:
-        command = load(name)
-        for each in (command, *command.actions):
-            found |= {option.variable for option in each.options if not option.positional}
-    return frozenset(found)
+#: The options of each command and action.
+OPTIONS = [each.options for command in map(load, COMMANDS) for each in command.actions or (command,)]
 
 
 def environment_of(service: Mapping[str, Any]) -> dict[str, str]:

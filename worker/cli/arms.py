@@ -162,11 +162,8 @@ def sync(options: argparse.Namespace) -> int:
 def _difference(newest: Parameters, changes: Sequence[ArmEntry], file: str) -> str:
     rows = describe_changes(newest.arms, changes)
     counted = Counter(sign for sign, _, _ in rows)
-    more = [f"… and {len(rows) - SHOWN} more (--json FILE has all)"] if len(rows) > SHOWN else []
-    summary = (
-        f"{file} against version {newest.version}: {counted['+']} added, {counted['−']} retired, {counted['~']} changed"
-    )
-    return "\n".join([summary, table(["", "arm", "reward"], rows[:SHOWN]), *more])
+    kinds = f"{counted['+']} added, {counted['−']} retired, {counted['~']} changed"
+    return f"{file} against version {newest.version}: {kinds}\n{table(['', 'arm', 'reward'], rows, SHOWN)}"
 
 
 def _confirm(shown: str) -> None:

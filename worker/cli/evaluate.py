@@ -188,19 +188,9 @@ def _title(evaluation: Evaluation) -> str:
 def _row(name: str, revenue: Interval, difference: Interval | None, sessions: int, basis: str) -> list[str]:
     gained = ""
     if difference is not None:
-        estimate, low, high = map(_signed, (difference.estimate, difference.low, difference.high))
-        gained = f"{estimate} ({low} … {high})"
+        gained = f"{difference.estimate:+z.4f} ({difference.low:+z.4f} … {difference.high:+z.4f})"
     interval = f"{revenue.low:.4f} … {revenue.high:.4f}"
     return [name, f"{revenue.estimate:.4f}", interval, gained, str(sessions), basis]
-
-
-def _signed(value: float) -> str:
-    """Return a difference with its sign, + for zero.
-
-    >>> _signed(-1e-9), _signed(-0.25)
-    ('+0.0000', '-0.2500')
-    """
-    return f"{round(value, 4) + 0.0:+.4f}"
 
 
 def _basis(estimate: Estimate, model: str) -> str:

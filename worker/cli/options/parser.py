@@ -16,6 +16,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from configparser import ConfigParser
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -127,13 +128,23 @@ def integer(*, least: int | None = None, most: int | None = None) -> Parser:
     return bounded(int, "a whole number", least=least, most=most)
 
 
-def number(**bounds: float) -> Parser:
-    """Return a parser of finite numbers within bounds: `least`, `most`, and `above` and `below`, which are excluded.
+def number(word: str | None = None, /, **bounds: float) -> Parser:
+    """Return a parser of finite numbers within bounds (`least`, `most`, or exclusive: `above`, `below`), or of a word.
 
-    >>> number(above=0)("0.5")
-    0.5
+    >>> number(above=0)("0.5"), number("auto", most=1)("auto")
+    (0.5, 'auto')
     """
-    return bounded(float, "a number", **bounds)
+    parse = bounded(float, "a number", **bounds)
+    if word is None:
+        return parse
+
+    def parse_or_word(text: str) -> Any:
+        try:
+            return text if text == word else parse(text)
+        except ValueError as error:
+            raise ValueError(f"{error} (or {word})") from None
+
+    return parse_or_word
 
 
 #: Bounds by name: whether a value respects the bound, and the words of the refusal.
@@ -172,12 +183,10 @@ def boolean(text: str) -> bool:
     >>> boolean("yes"), boolean("0")
     (True, False)
     """
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(f"must be true or false, not {text!r}")
+    try:
+        return ConfigParser.BOOLEAN_STATES[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"must be true or false, not {text!r}") from None
 
 
 def pair(text: str) -> tuple[str, str]:
