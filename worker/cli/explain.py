@@ -66,7 +66,7 @@ OPTIONS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Explain one slate."""
     if options.context is None:
         raise InputError("--context is missing (see adcascade explain --help)")
@@ -86,7 +86,6 @@ def run(options: argparse.Namespace) -> int:
     reasons = explain(parameters, context, excluded, session=options.session, names=names)
     record = as_json(reasons)
     write_result(options.json, record, report(parameters, reasons), [f"note: {text}" for text in reasons.notes])
-    return 0
 
 
 def as_json(reasons: Explanation) -> dict[str, Any]:

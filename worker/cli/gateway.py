@@ -24,7 +24,7 @@ OPTIONS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Serve until a signal."""
     from worker.gateway.run import GatewaySettings, check_topics, run_gateway
 
@@ -49,7 +49,6 @@ def run(options: argparse.Namespace) -> int:
             await run_gateway(settings, stop)
 
     asyncio.run(serve())
-    return 0
 
 
 COMMAND = CommandSpec(

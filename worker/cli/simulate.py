@@ -112,7 +112,7 @@ OPTIONS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Make all runs; print a table, write JSON and plots."""
     settings = _settings(options)
     _check_files(options, settings)
@@ -121,7 +121,6 @@ def run(options: argparse.Namespace) -> int:
     _draw(options, settings, runs)
     record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}}
     write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs, settings.join)}")
-    return 0
 
 
 def _settings(options: argparse.Namespace) -> ExperimentSettings:

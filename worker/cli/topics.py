@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace, action: str) -> int:
     return 0 if right else 1
 
 
-def import_(options: argparse.Namespace) -> int:
+def import_(options: argparse.Namespace) -> None:
     """Import the state folder of `adcascade serve` into the topics."""
     from worker.serve.moving import move
 
@@ -57,7 +57,6 @@ def import_(options: argparse.Namespace) -> int:
         "use the folder again."
     )
     write_result(options.json, asdict(moved), text)
-    return 0
 
 
 COMMAND = CommandSpec(

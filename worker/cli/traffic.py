@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     settings = _settings(options)
     check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
-        return _write_arms(settings, options.write_arms)
+        _write_arms(settings, options.write_arms)
+        return 0
     from worker.kafka.parameters import published_versions
 
     reached, topics = connection(options), topic_names(options)
@@ -93,14 +94,13 @@ def _settings(options: argparse.Namespace) -> TrafficSettings:
     return filled(TrafficSettings, options, rate=rate, look=options.look or ((0, 0) if rate is None else DEFAULTS.look))
 
 
-def _write_arms(settings: TrafficSettings, path: str) -> int:
+def _write_arms(settings: TrafficSettings, path: str) -> None:
     arms = [{"arm": arm.arm, "reward": arm.reward} for arm in settings.world().catalogue()]
     text = (
         f"wrote {len(arms)} arms to {path}; serve them with\n"
         f"  adcascade worker --dim {settings.dim} --horizon {settings.horizon} --catalog {path}"
     )
     write_result(path, arms, text)
-    return 0
 
 
 def check_fits(settings: TrafficSettings, served: Parameters) -> None:

@@ -94,15 +94,15 @@ def grouped(title: str, *options: Option) -> tuple[Option, ...]:
 class CommandSpec:
     """A command: its options, its function, and examples of its use.
 
-    `run` receives one attribute per option and returns the exit code. A command with `actions` (``parameters show``)
-    has no `run`.
+    `run` receives one attribute per option and returns the exit code, if it is not 0. A command with `actions`
+    (``parameters show``) has no `run`.
     """
 
     name: str
     summary: str
     examples: Sequence[str] = ()
     options: Sequence[Option] = ()
-    run: Callable[[argparse.Namespace], int] | None = None
+    run: Callable[[argparse.Namespace], int | None] | None = None
     actions: Sequence[CommandSpec] = ()
 
 

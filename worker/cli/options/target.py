@@ -53,7 +53,7 @@ def control(options: argparse.Namespace) -> LearnerControl:
 
 
 def action(
-    command: str, name: str, run: Callable[[argparse.Namespace], int], example: str, *options: Option
+    command: str, name: str, run: Callable[[argparse.Namespace], None], example: str, *options: Option
 ) -> CommandSpec:
     """Return an action of a command that has a target; its summary is the docstring of `run`."""
     example = " ".join(["adcascade", command, name, *([example] if example else []), "--state demo-state"])
