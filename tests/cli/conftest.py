@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +11,13 @@ import orjson
 import pytest
 
 from worker.cli.main import main
+
+
+class Terminal(io.StringIO):
+    """A terminal, with typed text if it is read."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Ended(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cli.conftest import Terminal
 from worker.cli.log_format import FORMATS, HIDDEN, configure
 from worker.errors import FailedError
 
@@ -52,10 +53,6 @@ def test_a_secret_in_a_message_or_an_error_is_removed(format: str) -> None:
 
 
 def test_without_a_format_a_pipe_gets_json_and_a_terminal_text() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     pipe, terminal = io.StringIO(), Terminal()
     for stream in (pipe, terminal):
         configure(format=None, stream=stream)

@@ -85,11 +85,11 @@ def diff(options: argparse.Namespace) -> None:
 def listing(options: argparse.Namespace) -> None:
     """Show all versions that are kept, with their tags."""
     target = control(options)
-    held = target.slots()
-    times = {kept.version: kept.made_at for kept in held.values()}
+    slots = target.slots()
+    times = {kept.version: kept.made_at for kept in slots.values()}
     last = {parameters.version: parameters.made_at for parameters in target.history()}
     named: dict[int, list[str]] = {}
-    for name, version in tags(held).items():
+    for name, version in tags(slots).items():
         named.setdefault(version, []).append(name)
     versions: list[dict[str, Any]] = [
         {"version": version, "made_at": made_at, "served": version in last, "tags": named.get(version, [])}

@@ -73,15 +73,15 @@ def pick(target: LearnerControl, reference: str | None, noun: str = "tag") -> Pa
     for parameters in history:
         if parameters.version == number:
             return parameters
-    held = target.slots()
-    slot = tag_slot(reference) if number is None else slot_of(held, number)
-    found = target.load(slot) if slot is not None and slot in held else None
+    slots = target.slots()
+    slot = tag_slot(reference) if number is None else slot_of(slots, number)
+    found = target.load(slot) if slot is not None and slot in slots else None
     if found is not None:
         return found
     if number is not None:
-        kept = {kept.version for kept in held.values()} | {parameters.version for parameters in history}
+        kept = {kept.version for kept in slots.values()} | {parameters.version for parameters in history}
         raise not_kept(number, kept - {number})
-    names = ", ".join(tags(held))
+    names = ", ".join(tags(slots))
     raise InputError(
         f"there is no {noun} {reference!r}; " + (f"the tags are {names}" if names else "there are no tags")
     )
