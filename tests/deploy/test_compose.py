@@ -20,12 +20,12 @@ from tests.deploy.files import (
     documents,
     environment_of,
     environment_of_the_image,
-    milliseconds,
     package_folder,
     settings_of,
 )
 from tests.programs import needs
 from worker.cli.options.catalog import read_arms
+from worker.cli.options.times import duration
 from worker.cli.traffic import _settings as traffic_settings
 from worker.http.pages import operations
 from worker.kafka.app import STOP_TIMEOUT
@@ -133,7 +133,7 @@ def test_traffic_and_workers_agree_on_arms_and_settings() -> None:
 def test_a_worker_has_its_catalog_and_time_to_shut_down() -> None:
     for service in WORKERS.values():
         assert f"./arms.json:{worker_settings().catalog}:ro" in service["volumes"]
-        assert milliseconds(service["stop_grace_period"]) > 1000 * STOP_TIMEOUT
+        assert duration(service["stop_grace_period"]) > 1000 * STOP_TIMEOUT
 
 
 @pytest.mark.parametrize("name", SERVICES)
