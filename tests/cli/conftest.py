@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,6 +32,17 @@ class Ended(NamedTuple):
     def json(self) -> Any:
         """The JSON that it wrote to standard output."""
         return orjson.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging() -> Iterator[None]:
+    """Put the root logger back as pytest has it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture

@@ -5,24 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from tests.cli.conftest import Terminal
 from worker.cli.log_format import FORMATS, HIDDEN, configure
 from worker.errors import FailedError
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    """Put the root logger back as pytest has it."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
 
 
 def test_a_line_is_an_object_with_fields_and_the_error() -> None:
