@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from worker.cli.options.learning import SEED, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, number, port
 from worker.console import check_writable, note, say, stops_on_signals, write_json
 from worker.embedded.state import StateFolder
 from worker.http.pages import operations
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     # aiohttp takes a while to import; --help and wrong options need not wait for it.
     from worker.http.server import WebServer
 
-    settings = DemoSettings(**{name: getattr(options, name) for name in DemoSettings.__struct_fields__})
+    settings = filled(DemoSettings, options)
     _check(options, settings)
     began = time.perf_counter()
     metrics = Metrics()

@@ -6,12 +6,11 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
 
 from worker import __version__
 from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, integer, number
 from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PIXELS, PRICES
 from worker.simulation.experiment.run import cores, run_all
@@ -114,7 +113,7 @@ OPTIONS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Make all runs; print a table, write JSON and plots."""
     settings = _settings(options)
     _check_files(options, settings)
@@ -123,15 +122,14 @@ def run(options: argparse.Namespace) -> int:
     _draw(options, settings, runs)
     record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}}
     write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs, settings.join)}")
-    return 0
 
 
 def _settings(options: argparse.Namespace) -> ExperimentSettings:
-    chosen: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ExperimentSettings)}
+    sizes = {name: getattr(options, name) for name in DIGITS}
     for name, in_digits in DIGITS.items():
-        if chosen[name] is None:
-            chosen[name] = in_digits if options.environment == "digits" else getattr(DEFAULTS, name)
-    return ExperimentSettings(**chosen)
+        if sizes[name] is None:
+            sizes[name] = in_digits if options.environment == "digits" else getattr(DEFAULTS, name)
+    return filled(ExperimentSettings, options, **sizes)
 
 
 def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:
