@@ -94,8 +94,6 @@ class AnswerCounts:
             return NotImplemented
         return np.array_equal(self.displayed, other.displayed) and np.array_equal(self.answered, other.answered)
 
-    __hash__ = None  # type: ignore[assignment]
-
     @classmethod
     def none(cls, *, arms: int, horizon: int) -> AnswerCounts:
         """Return the counts before any display."""

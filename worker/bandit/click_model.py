@@ -202,7 +202,7 @@ class ClickModel(Truth, Protocol):
         """The smallest eigenvalue of the precision."""
 
 
-Model = TypeVar("Model", bound=ClickModel, covariant=True)
+Model = TypeVar("Model", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

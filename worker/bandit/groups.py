@@ -48,8 +48,6 @@ class Groups:
             return NotImplemented
         return np.array_equal(self.widths, other.widths) and np.array_equal(self.squares, other.squares)
 
-    __hash__ = None  # type: ignore[assignment]
-
     @classmethod
     def vector(cls, columns: int) -> Groups:
         """Return a plain vector of standardised numbers: one feature."""

@@ -23,7 +23,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
-from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
+from worker.bandit.planning import slate_values
+from worker.bandit.regret import optimistic_gap, posterior_regret
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Episode
 from worker.stream.folding import one_thread, spread
@@ -193,7 +194,7 @@ def _revenue(
         if version.arms:
             rows = np.flatnonzero(numbers == number)
             contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
-            revenue = slate_revenue(version.model, version.rewards, contexts, slates, version.rates)
+            revenue = slate_values(version.model, version.rewards, contexts, slates, version.rates)[:, 0]
             expected += float((window.weights[rows] * revenue).sum())
     rewards *= window.weights[window.rows[clicked]]
     return float(sum(rewards.tolist())), expected
