@@ -155,7 +155,7 @@ def test_a_window_with_uncertain_sessions_only_is_closed_without_a_version() -> 
     reader = learner()
     outcome = reader.handle(written([structs.replace(session("x", 0)[0], uncertain=True), progress(1350)]))
     assert (outcome.versions, outcome.episodes) == ([], [])
-    assert (reader.closed_until, reader.open_sessions) == (1000, 0)
+    assert (reader.windows.closed_until, reader.windows.sessions) == (1000, 0)
 
 
 def test_a_window_without_sessions_makes_neither_a_version_nor_an_episode() -> None:
