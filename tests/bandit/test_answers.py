@@ -155,7 +155,7 @@ def test_regret_is_the_lead_of_the_best_slate_with_the_same_rates(seed, arms, ho
 def test_rates_of_one_change_nothing(repeats: bool, seed: int) -> None:
     generator = np.random.default_rng(seed)
     known, rewards = taste(2, 6, generator), generator.uniform(0.1, 1, 6)
-    everybody = AnswerRates.everybody(arms=6, horizon=3)
+    everybody = AnswerRates(arms=np.ones(6), positions=np.ones(3))
     plain, rated = (Planner(known, rewards, horizon=3, repeats=repeats, answers=a) for a in (None, everybody))
     contexts = generator.normal(size=(5, 2))
     for policy in (Greedy(), Ucbbp(beta=1.5)):

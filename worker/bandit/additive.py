@@ -268,12 +268,6 @@ class AdditiveModel(LinearModel):
         return self.theta_context[int(self.intercept) : len(self.prior_precision)]
 
     @property
-    def effect_deviations(self) -> Floats:
-        """The posterior standard deviation of θ_x, the square root of the diagonal of LᵀL, (d,)."""
-        deviations = np.sqrt((self.precision.whitening**2).sum(axis=0))
-        return np.asarray(deviations[int(self.intercept) : len(self.prior_precision)])
-
-    @property
     def norm(self) -> float:
         return float(np.hypot(np.linalg.norm(self.theta_context), np.linalg.norm(self.theta_arms)))
 

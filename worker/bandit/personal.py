@@ -272,7 +272,7 @@ class PersonalModel(LinearModel):
     def _evident_of_ads(self) -> Floats:
         """Return the same for features of arms, of which all coefficients are in Γ, (A,)."""
         prior = self.precision.prior[:, 1:]
-        known = self.ad_groups.sums((1 - prior * self.precision.shared_variances[0][:, 1:]).sum(axis=0))
+        known = self.ad_groups.sums((1 - prior * self.precision.shared_variances[:, 1:]).sum(axis=0))
         base = self.precision.prior[:, :1]
         return _bounded(known, self.ad_groups.sums((base * self.shared[:, 1:] ** 2).sum(axis=0)), self.ad_groups)
 
@@ -354,10 +354,6 @@ class PersonalModel(LinearModel):
     @property
     def effects(self) -> Floats:
         return self.shared[1:, 0]
-
-    @property
-    def effect_deviations(self) -> Floats:
-        return np.asarray(np.sqrt(self.precision.shared_variances[0][1:, 0]))
 
     @property
     def norm(self) -> float:
