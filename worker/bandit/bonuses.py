@@ -118,7 +118,7 @@ class CurveBonus(SlopeBonus):
 
 
 class PaperBonus(Bonus):
-    """β·width, the same whatever an arm can earn: as printed in the paper."""
+    """β·width, the same for any revenue of an arm: as printed in the paper."""
 
     name = "paper"
 

@@ -243,17 +243,17 @@ def smallest_eigenvalue(solve: Callable[[Floats], Floats], size: int) -> float:
     here = before = np.random.default_rng(0).standard_normal(size)
     here = here / np.linalg.norm(here)
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     largest = 0.0
     for _ in range(MOST_LANCZOS):
         there = solve(here)
         diagonal.append(float(here @ there))
-        there -= diagonal[-1] * here + (beside[-1] * before if beside else 0.0)
-        tridiagonal = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        there -= diagonal[-1] * here + (off_diagonal[-1] * before if off_diagonal else 0.0)
+        tridiagonal = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
         last, largest = largest, float(np.linalg.eigvalsh(tridiagonal)[-1])
         length = float(np.linalg.norm(there))
         if length <= 1e-12 * largest or abs(largest - last) <= LANCZOS_TOLERANCE * largest:
             break
-        beside.append(length)
+        off_diagonal.append(length)
         here, before = there / length, here
     return 1 / largest

@@ -2,7 +2,7 @@
 
 A category of 50 values has 50 columns, of which one is 1; a number has one column. Prior precisions belong to features,
 not to columns: a feature g with q_g = E‖x_g‖² has the precision G q_g at first, G being the number of features, so that
-each explains the same share of the log-odds whatever the number of its columns is (docs/math.md §9).
+each explains the same share of the log-odds for any number of columns (docs/math.md §9).
 """
 
 from __future__ import annotations

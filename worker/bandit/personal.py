@@ -7,7 +7,7 @@ information: its coefficients are what arms like it have taught, and its width s
 
 Priors: intercepts, shared and own, ~ N(0, 1/λ_b); b_h ~ N(0, 1). The columns of a declared feature g of contexts have
 the precision λ_g in v_k, G q_g at first, and ρ G q_g in Γ, where G is the number of features and q_g = E‖x_g‖²: so the
-variance of the log-odds that contexts explain is the same whatever the number of columns is. The columns of a feature
+variance of the log-odds that contexts explain is the same for any number of columns. The columns of a feature
 of arms multiply these precisions by its own. How strong features are is learned by their evidence after each fold, and
 is part of the model.
 """

@@ -63,7 +63,7 @@ def posterior_regret(
     rates = None if planner.answers is None else planner.answers.of_slates(arms)
     drawn = planner.model.draws(generator, draws)
     while some := list(islice(drawn, DRAWN_AT_ONCE)):
-        # Planned together: the programme has a step for every arm, whatever the number of rows.
+        # Planned together: the programme has a step for every arm, for any number of rows.
         chances = np.concatenate([sigmoid(one.log_odds(contexts)[:, planner.shown]) for one in some])
         for one, best in zip(some, best_revenue(planner, chances).reshape(len(some), -1), strict=True):
             served = sigmoid(one.log_odds_of(contexts, arms) + later)

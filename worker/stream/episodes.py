@@ -31,7 +31,7 @@ from worker.stream.folding import one_thread, spread
 from worker.stream.joining import ClosedWindow
 from worker.stream.parameters import Parameters
 
-#: Displays without a click from which an ad is judged, and passes that are usual for so many. A rate starts at the rate
+#: Displays without a click from which an ad is judged, and usual passes for that number. A rate starts at the rate
 #: of all ads, with the weight of 20 displays, so none can fall below `COLLAPSED` before about 60 displays.
 LEAST_DISPLAYS: Final = 50
 LEAST_PASSES: Final = 10.0

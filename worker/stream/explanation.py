@@ -1,4 +1,4 @@
-"""The reasons for a slate: every number behind it, in float64, beside the choice that serving makes.
+"""The reasons for a slate: every number behind it, in float64, next to the choice that serving makes.
 
 The choice comes from the kernel that serves, in float32. The numbers are computed again in float64, so of two arms
 whose scores agree in the first seven digits the choice may seem to be the second best.

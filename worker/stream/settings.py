@@ -212,7 +212,7 @@ def check_same_model(settings: LearningSettings, published: LearningSettings) ->
 
 
 def fold_seconds(settings: LearningSettings, arms: int, columns: int) -> float:
-    """Return about how long a fold computes for a model with these columns of contexts, beside its sessions.
+    """Return about how long a fold computes for a model with these columns of contexts, without its sessions.
 
     Fitted to folds of 32 to 1,000 columns, 3 to 1,000 ads and up to 100 columns of ads, in seconds of one core. The
     last part is that of the coefficients which all ads share: one per column of contexts and column of ads.
