@@ -74,11 +74,15 @@ class Groups:
         """The precision of each feature before any data, G q_g, (G,)."""
         return len(self.widths) * self.squares
 
+    @property
+    def firsts(self) -> Ints:
+        """The first column of each feature, (G,)."""
+        return np.cumsum(self.widths) - self.widths
+
     def by_column(self, values: Floats) -> Floats:
         """Return a value per feature as one per column: (G,) → (columns,)."""
         return np.repeat(values, self.widths)
 
     def sums(self, values: Floats) -> Floats:
         """Return the sums over the columns of each feature: (columns,) → (G,)."""
-        starts = np.concatenate([[0], np.cumsum(self.widths)[:-1]])
-        return np.asarray(np.add.reduceat(values, starts)) if len(starts) and len(values) else np.zeros(0)
+        return np.asarray(np.add.reduceat(values, self.firsts)) if len(values) else np.zeros(0)

@@ -200,13 +200,13 @@ class PersonalModel(LinearModel):
     @property
     def strengths(self) -> Floats:
         """λ_g, the precision of tastes by feature of contexts, (G,): the higher, the less the feature matters."""
-        return np.asarray(self.precision.own[1 + _firsts(self.groups)])
+        return np.asarray(self.precision.own[1 + self.groups.firsts])
 
     @property
     def ad_strengths(self) -> Floats:
         """The factor on the precisions of Γ for each feature of arms, (A,): the higher, the less the feature says."""
         prior = self.precision.prior[0]
-        return np.asarray(prior[1 + _firsts(self.ad_groups)] / prior[0])
+        return np.asarray(prior[1 + self.ad_groups.firsts] / prior[0])
 
     @property
     def position_effects(self) -> Floats:
@@ -413,11 +413,6 @@ def products(contexts: Array) -> Array:
 def triangle(size: int) -> tuple[Ints, Ints]:
     """Return the indices of an upper triangle; a batch of few sessions would wait for them to be made."""
     return np.triu_indices(size)
-
-
-def _firsts(groups: Groups) -> Ints:
-    """Return the first column of each feature."""
-    return np.cumsum(groups.widths) - groups.widths
 
 
 def _own_prior(groups: Groups, strengths: Floats) -> Floats:
