@@ -273,7 +273,7 @@ class Relearner:
 
     def _opened(self, time: int) -> tuple[tuple[int, int], ...] | None:
         """Return the number of sessions of the windows that are not closed before this time."""
-        first = self._learner.closed_until
+        first = self._learner.windows.closed_until
         self._counts.drop(first)
         if self._recorded_counts:
             found = tuple((start, count) for start, count in self._recorded_counts.items() if first <= start <= time)
