@@ -17,9 +17,9 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
 
 import orjson
@@ -121,6 +121,13 @@ class RecordedVersions:
     def planner(self, version: int) -> SlatePlanner:
         """Return the planner of a version."""
         return self._planner(version)
+
+    def made_under(self, **changes: Any) -> dict[int, LearningSettings]:
+        """Return the settings of every version, with changes; the first version of a gap has those of the next one."""
+        settings = {number: replace(self.known[number].settings, **changes) for number in sorted(self.known)}
+        for before, after in pairwise(list(settings)):
+            settings.setdefault(before + 1, settings[after])
+        return settings
 
     @property
     def published(self) -> list[int]:
