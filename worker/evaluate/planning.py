@@ -81,10 +81,8 @@ def assemble(
                 best = _slates(_under(version, policy=Greedy.name) if epsilon else version, group, widest.indices)
                 rule.best[rows, : best.shape[1]] = best
         if epsilon:  # draws of the target, independent of those that served the sessions
-            salts = [f"evaluate {seed} {number}" for number in range(DRAWS)]
-            drawn.append(
-                (rows, np.stack([_slates(_under(target, salt=salt), group, widest.indices) for salt in salts]))
-            )
+            drawing = [_under(target, salt=f"evaluate {seed} {number}") for number in range(DRAWS)]
+            drawn.append((rows, np.stack([_slates(version, group, widest.indices) for version in drawing])))
     # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
     certain = ~sessions.drawn & (sessions.served.epsilon == 0)
     sessions.served.best[certain] = sessions.slates[certain]

@@ -44,6 +44,7 @@ from worker.stream.events import MOST, Arrival, Decision, Opened, Progress
 from worker.stream.features import context_encoder
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
+from worker.stream.slates import SlatePlanner
 from worker.stream.topology import Topics
 from worker.stream.versions import Versions
 
@@ -214,14 +215,13 @@ class Relearner:
     def _plan(self) -> None:
         """Plan the sessions without a recorded slate, before a later version is learned."""
         arrivals, self._unplanned = self._unplanned, []
-        groups: dict[int, list[Arrival]] = {}
+        groups: dict[SlatePlanner, list[Arrival]] = {}
         for arrival in arrivals:
-            groups.setdefault(self._versions.at(arrival.occurred_at).parameters.version, []).append(arrival)
-        for version, group in groups.items():
-            planner = self._versions.at(group[0].occurred_at)
+            groups.setdefault(self._versions.at(arrival.occurred_at), []).append(arrival)
+        for planner, group in groups.items():
             slates = planner.plan(group, [pack_context(arrival.context) for arrival in group])
             for arrival, slate in zip(group, slates, strict=True):
-                self._pin(opening(arrival, slate.arms, slate.modes, version))
+                self._pin(opening(arrival, slate.arms, slate.modes, planner.parameters.version))
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

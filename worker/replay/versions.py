@@ -75,7 +75,7 @@ class FoldAudit:
             if is_lost(self._learner, outcome):
                 self._start(above=self._learner.current.version)
             elif self._compare_all(outcome):
-                self._learner = self._continued()
+                self._learner = self._learner_from(self._kept[self._newest_kept()])
             else:
                 continue
             if self._learner is not None:
@@ -89,10 +89,8 @@ class FoldAudit:
         """Start from the lowest version above `above` that needs no journal record before the last hole."""
         self._learner = None
         for number in self._versions.published:
-            if number > above:
-                records = self._versions.known[number].records
-                record = next((record for record in records if record.resume_offset >= self._first), None)
-                if record is not None:
+            for record in self._versions.known[number].records if number > above else ():
+                if record.resume_offset >= self._first:
                     self._start_from(number, record)
                     return
 
@@ -106,18 +104,14 @@ class FoldAudit:
 
     def _start_from(self, number: int, record: PublishedVersion) -> None:
         self._started = number
-        if number == 0:
-            loaded = self._versions.read(number, record)
-            self._learner = Learner(loaded.settings, loaded.arms, made_under=self._made_under)
-            self._kept = {}
-            if self._compare_all(self._learner.begin()):
-                self._learner = self._continued()
-            return
-        self._kept = {loaded.version: loaded for loaded in self._versions.read_with_history(number, record)}
-        self._learner = self._continued()
+        history = self._versions.read_with_history(number, record)
+        # Version 0 is made from its settings and arms, and compared; a later version is loaded.
+        self._kept = {loaded.version: loaded for loaded in history if number > 0}
+        self._learner = self._learner_from(history[-1])
+        if self._compare_all(self._learner.begin()):
+            self._learner = self._learner_from(self._kept[number])
 
-    def _continued(self) -> Learner:
-        newest = self._kept[max(self._kept)]
+    def _learner_from(self, newest: Parameters) -> Learner:
         return Learner(newest.settings, newest.arms, self._kept.values(), made_under=self._made_under)
 
     def _newest_kept(self) -> int:
