@@ -74,9 +74,9 @@ class Support:
     sessions: Sessions
     weights: Floats
     counts: Floats
-    effective: tuple[float, ...]
-    clicks: tuple[float, ...]
-    beyond: float
+    effective: tuple[float, ...] = ()
+    clicks: tuple[float, ...] = ()
+    beyond: float = 0.0
 
     @property
     def stopped(self) -> Floats:
@@ -102,7 +102,7 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     counts = np.ones(len(sessions)) if counts is None else counts
     eligible = sessions.eligible
     weights = sessions.target.chances(sessions.slates, eligible) / served.chances(sessions.slates, eligible)
-    whole = Support(sessions=sessions, weights=weights, counts=counts, effective=(), clicks=(), beyond=0.0)
+    whole = Support(sessions=sessions, weights=weights, counts=counts)
     reach, total = reaching(whole), float(counts.sum())
     squares = (counts[:, None] ** 2 * expected_weights(sessions, served)).sum(axis=0)[: sessions.depth]
     effective = [share * total**2 / square for share, square in zip(reach, squares.tolist(), strict=False)]
@@ -114,10 +114,9 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     if most < LEAST_CLICKS:
         raise Unsupported(f"there are {_lack(LEAST_SESSIONS, most)}")
     depth = max(h for h in range(1, depth + 1) if clicks[h - 1] >= LEAST_CLICKS)
-    return Support(
+    return replace(
+        whole,
         sessions=sessions.cut(depth),
-        weights=weights,
-        counts=counts,
         effective=tuple(effective),
         clicks=tuple(clicks),
         beyond=float(reach[depth] * sessions.prices.max()) if depth < sessions.depth else 0.0,

@@ -82,7 +82,7 @@ class Relearner:
         self._compared = origin.compared
         self._learner = origin.learner
         self._versions = Versions(self._learner.current)
-        timetable = read_timetable(log)
+        timetable = read_timetable(log, self._learner.settings)
         self._add_versions(self._learner.begin().versions)
         self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
         self._end = timetable.end

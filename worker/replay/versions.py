@@ -30,6 +30,7 @@ from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import KEPT, difference, keep, other_kernels
+from worker.stream.windows import Watermark
 
 
 class FoldAudit:
@@ -216,9 +217,9 @@ class Timetable(NamedTuple):
     opened: Mapping[int, int]
 
 
-def read_timetable(log: OrderedLog) -> Timetable:
-    """Read orders and progress from the recorded journal."""
-    progress: dict[int, int] = {}
+def read_timetable(log: OrderedLog, settings: LearningSettings) -> Timetable:
+    """Read orders and progress from the recorded journal, with the watermark of a learner under these settings."""
+    watermark, span = Watermark({}), settings.window + settings.grace
     counts: dict[tuple[int, int], int] = {}  # by start of the window and partition
     orders: list[tuple[int, int, Order]] = []
     for offset, value, timestamp in log.journal_records():
@@ -227,19 +228,16 @@ def read_timetable(log: OrderedLog) -> Timetable:
         except Rejected:
             continue
         if isinstance(event, Progress):
-            for partition in range(len(progress), event.partitions):
-                progress[partition] = 0
-            progress[event.partition] = max(progress[event.partition], event.time)
+            watermark.advance(event, span=span)
             for start, sessions in event.opened or ():
                 key = start, event.partition
                 counts[key] = max(counts.get(key, 0), sessions)
         elif isinstance(event, Order):
-            orders.append((min(progress.values(), default=0), offset, event))
-    end = min(progress.values(), default=0) or max(progress.values(), default=0)
+            orders.append((watermark.time, offset, event))
     opened: Counter[int] = Counter()
     for (start, _), sessions in counts.items():
         opened[start] += sessions
-    return Timetable(orders, end or None, opened)
+    return Timetable(orders, watermark.time or watermark.reached or None, opened)
 
 
 def find_origin(log: OrderedLog, *, changes: Mapping[str, Any], arms: Sequence[Arm] | None) -> Origin:
