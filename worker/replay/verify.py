@@ -103,8 +103,7 @@ class DecisionAudit:
                 if version in known:
                     groups.setdefault(version, []).extend((trace, arrival) for arrival in candidates)
         planned: Planned = {}
-        for version in sorted(groups):
-            group = groups[version]
+        for version, group in groups.items():
             arrivals = [arrival for _, arrival in group]
             contexts = [pack_context(arrival.context) for arrival in arrivals]
             slates = self._versions.planner(version).plan(arrivals, contexts)
