@@ -198,9 +198,11 @@ class Relearner:
 
         The shares of a version from before the log are unknown: the journal decides.
         """
-        shares = {one.version: one.shares for one in self._versions.history}
-        if not (self._compared and self._has_openings and shares.get(opened.parameters_version) != ALL):
-            self._journal(opened)
+        if self._compared and self._has_openings:
+            shares = {one.version: one.shares for one in self._versions.history}
+            if shares.get(opened.parameters_version) != ALL:
+                return
+        self._journal(opened)
 
     def _journal(self, opened: Opened) -> None:
         """Add a session to the new journal; where it need not be the recorded one, by the shares of its version."""
