@@ -82,7 +82,7 @@ class LoggedSessions:
 
     def _add(self, trace: SessionTrace, latest: int) -> None:
         decision = next((decision for _, decision in reversed(trace.decisions) if decision.position == 1), None)
-        propensity = decision.propensity if decision else nan
+        propensity = nan if decision is None or decision.propensity is None else decision.propensity
         openings = {
             Opening(
                 o.parameters_version, o.slate, o.modes[0] if o.modes else "none", pack_context(o.context), o.exclude

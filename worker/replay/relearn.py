@@ -72,6 +72,7 @@ def relearn(
         learner = Relearner(log, origin, read_timetable(log), report, tolerance=tolerance)
         with stage("learning again", log.entry_count) as bar:
             learner.run(ticking(log.entries(), bar))
+        report.learned = learner.newest
         return report.describe(log, reader)
 
 
@@ -101,6 +102,11 @@ class Relearner:
         self._has_openings = False  # among the records so far
         self._ids: set[str] = set()  # ids of open sessions
         self._expiring: deque[Arrival] = deque()  # the same by arrival
+
+    @property
+    def newest(self) -> Parameters:
+        """The newest version learned."""
+        return self._learner.current
 
     def run(self, entries: Iterable[Entry]) -> None:
         """Learn from these entries, which are in the order of time, and advance time to its end."""

@@ -11,6 +11,7 @@ from worker.errors import InputError
 from worker.logs.findings import Findings, Stage
 from worker.logs.format import LogReader
 from worker.logs.ordered import OrderedLog
+from worker.stream.parameters import Parameters
 
 Status: TypeAlias = Literal["folded", "rounded", "recorded", "differs"]
 
@@ -38,6 +39,7 @@ class ReplayReport:
     journal_holes : first and last missing offset of the first holes in the journal
     slates_recorded, slates_planned : slates taken from the log, and slates planned here, when learning is repeated
     lost_after : last version before a rollback to a version that the log lacks; None if there was no such rollback
+    learned : newest version, when learning is repeated
     """
 
     mode: str
@@ -62,6 +64,7 @@ class ReplayReport:
     slates_recorded: int = 0
     slates_planned: int = 0
     lost_after: int | None = None
+    learned: Parameters | None = None
 
     @property
     def events(self) -> int:
@@ -99,7 +102,7 @@ class ReplayReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in its JSON form."""
-        names = [one.name for one in fields(self) if one.name not in ("findings", "first_bad")]
+        names = [one.name for one in fields(self) if one.name not in ("findings", "first_bad", "learned")]
         if self.mode != "relearn":
             names = [name for name in names if name not in ("slates_recorded", "slates_planned", "lost_after")]
         names += ["events", "mismatches", "unverified", "unfolded", "rounded"]

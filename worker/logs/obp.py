@@ -1,0 +1,90 @@
+"""The sessions of a log as a table of the Open Bandit Pipeline, a row per display.
+
+Rules that hold in this file:
+
+- Columns are those of the Open Bandit Dataset, its index first: `item_id` is the number of the arm in the newest
+  version, `user_feature_<i>` the columns of the context. `session_id` and `arm` follow, for `adcascade import`.
+- `propensity_score` is that of the decision of the position, given the earlier positions and the mode. Without such a
+  decision it follows from that of position 1, if the whole slate was determined or drawn uniformly.
+- A session is left out and counted if the log lacks its slate or a propensity, or ends before the session.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from worker.errors import InputError
+from worker.logs.findings import Stage, silent, ticking
+from worker.logs.ordered import OrderedLog
+from worker.logs.traces import SessionTrace, TraceReader
+from worker.stream.events import Decision
+from worker.stream.session import answered
+
+COLUMNS: Final = ("", "timestamp", "item_id", "position", "click", "propensity_score", "session_id", "arm")
+
+
+class ObpTable:
+    """The rows of a log; `left_out` counts the sessions without rows by reason, after `rows` has been read."""
+
+    def __init__(self, log: OrderedLog) -> None:
+        newest = log.versions.newest
+        if newest is None:
+            raise InputError("the log has no parameters, which say what the arms are: record all topics")
+        self._log = log
+        self._indices = log.versions.read(newest.version).indices
+        self.header = [*COLUMNS, *(f"user_feature_{column}" for column in range(newest.settings.dim))]
+        self.sessions = self.displays = 0
+        self.left_out: Counter[str] = Counter()
+
+    def rows(self, stage: Stage = silent) -> Iterator[list[Any]]:
+        """Yield the rows, in the order of arrival."""
+        with stage("writing", self._log.entry_count) as bar:
+            reader = TraceReader(self._log)
+            for trace in reader.read(ticking(self._log.entries(), bar)):
+                found = self._displays(trace, reader.latest)
+                if isinstance(found, str):
+                    self.left_out[found] += 1
+                    continue
+                self.sessions += 1
+                moment = datetime.fromtimestamp(trace.arrived_at / 1000, UTC).isoformat(" ", "milliseconds")
+                context = ["" if number != number else number for number in trace.candidates[0].context]
+                for position, (arm, clicked, propensity) in enumerate(found, start=1):
+                    display = [moment, self._indices[arm], position, int(clicked), propensity, trace.session_id, arm]
+                    yield [self.displays, *display, *context]
+                    self.displays += 1
+
+    def _displays(self, trace: SessionTrace, latest: int) -> list[tuple[str, bool, float]] | str:
+        """Return arm, click and propensity of each display, or the reason why the session is left out."""
+        decisions = {decision.position: decision for _, decision in trace.decisions}
+        first, versions = decisions.get(1), self._log.versions.known
+        if first is None or not trace.candidates or first.parameters_version not in versions or first.arm is None:
+            return "arrival, first decision or version not in the log"
+        settings = versions[first.parameters_version].settings
+        until = trace.arrived_at + settings.session_timeout
+        if until > latest and first.mode != "imported":
+            return "not over at the end of the log"
+        whole = settings.unanswered == "passed"
+        reactions = trace.facts if trace.openings else trace.clicks
+        shown, clicked = answered(first.slate, reactions, whole_slate=whole, first=trace.arrived_at, last=until)
+        displayed = shown if clicked else min(shown + 1, len(first.slate))
+        propensities = [
+            _propensity(decisions.get(position), first, position, repeats=settings.repeats)
+            for position in range(1, displayed + 1)
+        ]
+        known = [propensity for propensity in propensities if propensity is not None]
+        if len(known) < displayed:
+            return "propensity not known"
+        return [(arm, clicked and h == displayed, p) for h, (arm, p) in enumerate(zip(first.slate, known), start=1)]
+
+
+def _propensity(decision: Decision | None, first: Decision, position: int, *, repeats: bool) -> float | None:
+    if decision is not None:
+        return decision.propensity
+    if first.propensity is None or first.mode == "imported":
+        return None
+    if first.mode in ("warmup", "random"):
+        return 1 / (round(1 / first.propensity) - (0 if repeats else position - 1))
+    return 1.0 if first.propensity == 1 else None
