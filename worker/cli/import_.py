@@ -19,6 +19,7 @@ from worker.logs.importing import HistoryImport, ImportReport
 from worker.logs.impressions import ROLES
 from worker.logs.tables import FORMATS, format_of
 from worker.stream.features import listed
+from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
 #: Settings of version 0; the other ones follow from the history.
@@ -27,15 +28,6 @@ SETTINGS: Final = tuple(
     for option in LEARNING
     if option.name not in ("dim", "session-timeout", "lateness", "window")
 )
-_MEANINGS: Final = {
-    "session": "session",
-    "time": "time of the display: ISO 8601, or seconds, milliseconds, … since the epoch",
-    "position": "position in the session, from 1 (without one: the order of time, then of rows)",
-    "ad": "ad",
-    "click": "click: 0 or 1, true or false",
-    "revenue": "revenue of the click",
-    "propensity": "probability of this ad at this position",
-}
 
 
 def column_list(text: str) -> tuple[tuple[str, str], ...]:
@@ -54,8 +46,8 @@ OPTIONS = (
     Option("output", "log to write, a new file; compressed if it ends in .gz", metavar="FILE"),
     Option("format", "format of the table (default: by the name of the file)", choices=FORMATS),
     *(
-        Option(f"{role}-column", f"column of the {_MEANINGS[role]} (default: {' or '.join(usual)})", metavar="COLUMN")
-        for role, usual in ROLES.items()
+        Option(f"{role}-column", f"column of the {meaning} (default: {' or '.join(usual)})", metavar="COLUMN")
+        for role, (meaning, *usual) in ROLES.items()
     ),
     Option(
         "context-columns",
@@ -65,7 +57,9 @@ OPTIONS = (
         metavar="LIST",
     ),
     Option("skip-bad", "whether sessions with bad rows are left out and counted", flag=True, default=False),
-    replace(CATALOG, help="ads, JSON, CSV or TOML (default: those of the table, with the mean revenue of their clicks)"),
+    replace(
+        CATALOG, help="ads, JSON, CSV or TOML (default: those of the table, with the mean revenue of their clicks)"
+    ),
     PREFIX,
     JSON,
     *SETTINGS,
@@ -82,36 +76,44 @@ def run(options: argparse.Namespace) -> int:
     format = options.format or format_of(options.file)
     columns = {role: getattr(options, f"{role}_column") for role in ROLES}
     settings = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}
-    report = HistoryImport(
-        options.file,
-        format,
+    history = HistoryImport(
+        path=options.file,
+        format=format,
         columns={role: column for role, column in columns.items() if column is not None},
         context=options.context_columns,
         settings={name: value for name, value in settings.items() if value is not None},
-        arms=read_arms(options.catalog, declared=declared_ads(options)),
+        arms={arm.arm: arm for arm in read_arms(options.catalog, declared=declared_ads(options))},
         worth=1.0 if format == "obp" else None,
         skip_bad=options.skip_bad,
         stage=partial(progress, unit="rows"),
-    ).run(options.output, Topics(options.prefix))
-    write_result(options.json, asdict(report), summary(options.output, report))
+    )
+    version = history.run(options.output, Topics(options.prefix))
+    chosen = {name: getattr(version.settings, name) for name in ("horizon", "window", "session_timeout")}
+    result = asdict(history.report) | {"ads": len(version.arms)} | chosen
+    write_result(options.json, result, summary(options.output, history.report, version))
     return 0
 
 
-def summary(output: str, report: ImportReport) -> str:
+def summary(output: str, report: ImportReport, version: Parameters) -> str:
     """Return the result for people."""
+    settings = version.settings
     times = "dates and times, UTC where they have no zone" if report.times == "dates" else f"{report.times} since 1970"
-    sizes = f"window {duration_text(report.window)}, session timeout {duration_text(report.session_timeout)}"
+    sizes = f"window {duration_text(settings.window)}, session timeout {duration_text(settings.session_timeout)}"
     lines = [
         f"{output}: {report.sessions:,} sessions, {report.displays:,} displays, {report.clicks:,} clicks, "
-        f"{report.ads:,} ads, {time_span(report.first_at, report.last_at)}",
-        f"  times read as {times}; horizon {report.horizon}, {sizes}",
+        f"{len(version.arms):,} ads, {time_span(report.first_at, report.last_at)}",
+        f"  times read as {times}; horizon {settings.horizon}, {sizes}",
     ]
     if report.unpriced:
         ads = f"{len(report.unpriced):,} ads ({listed(report.unpriced, 3)})"
         lines.append(f"  no revenue is known of {ads}: they get the mean of the others; --catalog gives theirs")
     if report.bad:
         rows = [[reason, f"{count:,}", f"{first:,}", text] for reason, (count, first, text) in report.bad.items()]
-        lines += [f"  left out: {report.sessions_left_out:,} sessions", "", table(["reason", "rows", "first", ""], rows)]
+        lines += [
+            f"  left out: {report.sessions_left_out:,} sessions",
+            "",
+            table(["reason", "rows", "first", ""], rows),
+        ]
     return "\n".join([*lines, "", f"next: adcascade replay {output} --relearn --output learned.json"])
 
 

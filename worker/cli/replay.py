@@ -49,7 +49,11 @@ OPTIONS = (
         parse=number(least=0),
         default=ROUNDING,
     ),
-    Option("output", "with --relearn: file for the newest version, as `adcascade parameters export` writes it", metavar="FILE"),
+    Option(
+        "output",
+        "with --relearn: file for the newest version, as `adcascade parameters export` writes it",
+        metavar="FILE",
+    ),
     JSON,
     replace(CATALOG, help=f"with --relearn: {CATALOG.help}"),
     *SETTINGS,

@@ -24,15 +24,15 @@ from worker.stream.decoding import Limits
 from worker.stream.events import MOST
 from worker.stream.features import Feature, listed
 
-#: What a column can mean, with its usual names.
+#: What a column can be: its meaning, and its usual names.
 ROLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "session": ("session", "session_id"),
-    "time": ("time", "timestamp", "occurred_at"),
-    "position": ("position",),
-    "ad": ("ad", "arm", "ad_id", "item_id"),
-    "click": ("clicked", "click"),
-    "revenue": ("revenue", "reward"),
-    "propensity": ("propensity", "propensity_score"),
+    "session": ("session", "session", "session_id"),
+    "time": ("time: ISO 8601, or seconds, milliseconds, … since the epoch", "time", "timestamp", "occurred_at"),
+    "position": ("position, from 1; without one, the order of time and rows counts", "position"),
+    "ad": ("ad", "ad", "arm", "ad_id", "item_id"),
+    "click": ("click: 0 or 1, true or false", "clicked", "click"),
+    "revenue": ("revenue of the click", "revenue", "reward"),
+    "propensity": ("probability of this ad at this position", "propensity", "propensity_score"),
 }
 #: Numbers below these are times in this unit, with its milliseconds: all from 1973 to 5138.
 _UNITS: Final = (
@@ -41,6 +41,8 @@ _UNITS: Final = (
     (1e17, "microseconds", 1e-3),
     (1e20, "nanoseconds", 1e-6),
 )
+#: What to do about a declared feature without a column.
+OTHER_COLUMN: Final = "give --context-columns {name}=COLUMN, or {name}= if the history lacks it"
 _WORDS: Final = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 _LONGEST_ID: Final = Limits().max_arm_id
 
@@ -142,7 +144,7 @@ class RowReader:
             if value is None or value == "":
                 continue
             if not self._numbers[name]:
-                context[name] = str(value)
+                context[name] = str(value).lower() if isinstance(value, bool) else str(value)
             elif (number := _number(value, column)) is not None:
                 context[name] = number
         if self.unseen:
@@ -155,11 +157,12 @@ def _find(first: Row, format: str, given: Mapping[str, str]) -> dict[str, str]:
     has_header = format in ("csv", "obp")  # the first object of JSON lines may lack what others have
     needed = {"time", "ad", "click"} | ({"propensity"} if format == "obp" else {"session"})
     columns = {}
-    for role, usual in ROLES.items():
-        found = DSJSON.get(role) if format == "dsjson" else next((name for name in usual if name in first), None)
-        column = columns[role] = given.get(role) or found or ("" if has_header else usual[0])
+    for role, (_, *usual) in ROLES.items():
+        absent = "" if has_header else usual[0]
+        found = DSJSON.get(role, "") if format == "dsjson" else next((n for n in usual if n in first), absent)
+        column = columns[role] = given.get(role, found)
         if column not in first and (role in needed or (role in given and has_header)):
-            others = [name for name in first if all(name not in names for names in ROLES.values())]
+            others = [name for name in first if all(name not in names[1:] for names in ROLES.values())]
             raise InputError(f"no column {column or usual[0]!r}: give --{role}-column{_near(column or role, others)}")
     return columns
 
@@ -180,10 +183,7 @@ def _context_columns(
         )
     for name, column in pairs:
         if column not in first and format in ("csv", "obp"):
-            raise InputError(
-                f"no column {column!r}: give --context-columns {name}=COLUMN, or {name}= if the history lacks it"
-                f"{_near(column, first)}"
-            )
+            raise InputError(f"no column {column!r}: {OTHER_COLUMN.format(name=name)}{_near(column, first)}")
     return pairs
 
 

@@ -70,14 +70,13 @@ class ObpTable:
         reactions = trace.facts if trace.openings else trace.clicks
         shown, clicked = answered(first.slate, reactions, whole_slate=whole, first=trace.arrived_at, last=until)
         displayed = shown if clicked else min(shown + 1, len(first.slate))
-        propensities = [
-            _propensity(decisions.get(position), first, position, repeats=settings.repeats)
-            for position in range(1, displayed + 1)
-        ]
-        known = [propensity for propensity in propensities if propensity is not None]
-        if len(known) < displayed:
-            return "propensity not known"
-        return [(arm, clicked and h == displayed, p) for h, (arm, p) in enumerate(zip(first.slate, known), start=1)]
+        found = []
+        for position, arm in enumerate(first.slate[:displayed], start=1):
+            propensity = _propensity(decisions.get(position), first, position, repeats=settings.repeats)
+            if propensity is None:
+                return "propensity not known"
+            found.append((arm, clicked and position == displayed, propensity))
+        return found
 
 
 def _propensity(decision: Decision | None, first: Decision, position: int, *, repeats: bool) -> float | None:

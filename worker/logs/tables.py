@@ -2,10 +2,9 @@
 
 Rules that hold in this file:
 
-- A row is a dictionary of columns, with its number: the line of the file, or the row of a Parquet file, from 1.
-- Objects within a JSON row are flattened: ``{"context": {"age": 31}}`` has the columns ``context.age`` and ``age``.
-- A line that is no row is a `BadRowError` in place of the row; the reader of the rows decides what becomes of it.
-- A file that is no table at all (not UTF-8, no header, broken gzip data) is an error of one line.
+- A row is a dictionary of columns with its number: the line of the file, or the row of a Parquet file, from 1.
+- Objects within a JSON row are flattened: ``{"user": {"age": 31}}`` has the columns ``user.age`` and ``age``.
+- A line that is no row is a `BadRowError` in place of the row. A file that is no table is an error.
 
 DSJSON is the log of Vowpal Wabbit's decision service and of Azure Personalizer, an event per line: ``EventId``,
 ``Timestamp``, ``c`` with the shared features and a list ``_multi`` of actions, ``_labelIndex`` (that of the action
@@ -17,26 +16,15 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias, cast
 
 import orjson
 
-from worker.errors import FailedError, InputError
+from worker.errors import InputError
 
-FORMATS: Final = ("csv", "jsonl", "parquet", "dsjson", "obp")
-_SUFFIXES: Final = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".dsjson": "dsjson",
-}
-
-#: Columns that an event of DSJSON gets, by what they mean.
+#: Names of the columns that an event of DSJSON gets.
 DSJSON: Final = {
     "session": "EventId",
     "time": "Timestamp",
@@ -45,8 +33,6 @@ DSJSON: Final = {
     "revenue": "_reward",
     "propensity": "_label_probability",
 }
-
-Row: TypeAlias = dict[str, Any]
 
 
 class BadRowError(InputError):
@@ -57,29 +43,13 @@ class BadRowError(InputError):
         self.reason = reason
 
 
+Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = Iterator[tuple[int, Row | BadRowError]]
 
 
-def format_of(path: str) -> str:
-    """Return the format by the name of a file.
-
-    >>> format_of("clicks.csv.gz"), format_of("events.jsonl")
-    ('csv', 'jsonl')
-    """
-    name = Path(path.removesuffix(".gz"))
-    try:
-        return _SUFFIXES[name.suffix.lower()]
-    except KeyError:
-        raise InputError(f"{path}: the name does not say the format: give --format {'|'.join(FORMATS)}") from None
-
-
 def read_rows(path: str, format: str) -> Rows:
-    """Yield the rows of a file with their numbers; raise `InputError` if it cannot be read as a table."""
-    if format == "parquet":
-        yield from _parquet(path)
-        return
-    lines = _lines(path)
-    yield from {"csv": _csv, "obp": _csv, "jsonl": _json, "dsjson": _dsjson}[format](path, lines)
+    """Return the rows of a file with their numbers; raise `InputError` if it cannot be read as a table."""
+    return FORMATS[format](path)
 
 
 def _lines(path: str) -> Iterator[str]:
@@ -93,22 +63,21 @@ def _lines(path: str) -> Iterator[str]:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         encoding = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
-        raise InputError(
-            f"{path}, row {number}: not UTF-8; convert the file: iconv -f {encoding} -t utf-8 {Path(path).name} > new"
-            f"{Path(path).suffix}"
-        ) from None
+        convert = f"iconv -f {encoding} -t utf-8 {path} > utf8{Path(path).suffix}"
+        raise InputError(f"{path}, row {number}: not UTF-8; convert the file: {convert}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: the gzip data breaks off after row {number}: {error}") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
 
 
-def _csv(path: str, lines: Iterator[str]) -> Rows:
+def _csv(path: str) -> Rows:
+    lines = _lines(path)
     header = next(lines, "")
     separator = max(",;\t", key=header.count)
+    columns = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
+    reader = csv.reader(lines, delimiter=separator, strict=True)
     try:
-        columns = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
-        reader = csv.reader(lines, delimiter=separator, strict=True)
         for cells in reader:
             number = reader.line_num + 1
             if len(cells) == len(columns):
@@ -120,69 +89,54 @@ def _csv(path: str, lines: Iterator[str]) -> Rows:
         raise InputError(f"{path}, row {reader.line_num + 1}: not CSV: {error}") from None
 
 
-def _json(path: str, lines: Iterator[str]) -> Rows:
-    for number, document in _documents(path, lines):
-        yield number, document if isinstance(document, BadRowError) else flat(document)
-
-
-def _documents(path: str, lines: Iterator[str]) -> Rows:
-    for number, line in enumerate(lines, start=1):
+def _objects(path: str, convert: Callable[[Row], Row | None]) -> Rows:
+    """Yield the objects of JSON lines, converted to rows, but for those that are none."""
+    for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         if number == 1 and line.lstrip().startswith("["):
-            raise InputError(f"{path}: one object per line is needed, not a list: jq -c '.[]' {Path(path).name} > new")
+            raise InputError(f"{path}: an object per line is needed, not a list: jq -c '.[]' {path} > new.jsonl")
         try:
-            document = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            yield number, BadRowError("not JSON", f" ({error})")
-            continue
-        yield number, document if isinstance(document, dict) else BadRowError("not a JSON object")
+            row = convert(orjson.loads(line))
+        except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
+            what = "not JSON" if isinstance(error, orjson.JSONDecodeError) else "not an object with the fields needed"
+            yield number, BadRowError(what, f" ({error})")
+        else:
+            if row is not None:
+                yield number, row
 
 
-def flat(document: Mapping[str, Any], prefix: str = "") -> Row:
-    """Return an object without objects in it; a list of objects is all of them.
+def flat(document: Mapping[str, Any]) -> Row:
+    """Return an object without objects in it; a list of objects stands for all of them.
 
     >>> flat({"time": 5, "User": [{"age": 31}, {"device": "mobile"}]})
     {'time': 5, 'User.age': 31, 'age': 31, 'User.device': 'mobile', 'device': 'mobile'}
     """
     row: Row = {}
     for name, value in document.items():
-        parts = value if isinstance(value, list) else [value]
+        parts = [part for part in (value if isinstance(value, list) else [value]) if isinstance(part, Mapping)]
         for part in parts:
-            if isinstance(part, Mapping):
-                for inner, leaf in flat(part).items():
-                    row.setdefault(f"{name}.{inner}", leaf)
-                    row.setdefault(inner, leaf)
-            elif part is value:
-                row[name] = value
+            for inner, leaf in flat(part).items():
+                row[f"{name}.{inner}"] = leaf
+                row.setdefault(inner, leaf)
+        if not parts:
+            row[name] = value
     return row
 
 
-def _dsjson(path: str, lines: Iterator[str]) -> Rows:
-    """Yield the events that were displayed; rewards without an event and events never activated are no displays."""
-    for number, document in _documents(path, lines):
-        if isinstance(document, BadRowError):
-            yield number, document
-        elif "c" in document and not document.get("_skipLearn"):
-            try:
-                yield number, _event(document)
-            except (KeyError, IndexError, TypeError, AttributeError) as error:
-                detail = f" ({type(error).__name__}: {error})"
-                yield number, BadRowError("not an event of one action, as Personalizer's DSJSON has them", detail)
-
-
-def _event(document: Mapping[str, Any]) -> Row:
+def _event(document: Row) -> Row | None:
+    """Return an event of DSJSON as a row; None for a reward without its event, and for one that was never displayed."""
+    if "c" not in document or document.get("_skipLearn"):
+        return None
     shared = dict(document["c"])
     action = shared.pop("_multi")[document["_labelIndex"] if "_labelIndex" in document else document["a"][0] - 1]
     reward = -float(document["_label_cost"])
-    return flat(shared) | {
-        "EventId": document["EventId"],
-        "Timestamp": document["Timestamp"],
-        "_label_probability": document.get("_label_probability"),
+    taken = {
         "_ad": action["_tag"] if "_tag" in action else action["i"]["id"],
         "_clicked": reward > 0,
         "_reward": reward if reward > 0 else None,
     }
+    return flat(shared) | {name: document.get(name) for name in DSJSON.values()} | taken
 
 
 def _parquet(path: str) -> Rows:
@@ -191,13 +145,31 @@ def _parquet(path: str) -> Rows:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise InputError(f"{path}: Parquet needs pyarrow: pip install pyarrow, or write the table as CSV") from None
-    number = 0
     try:
-        for batch in ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield number, flat(row)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
-    except ArrowException as error:
-        raise FailedError(f"{path}: not a Parquet file: {error}") from None
+        batches = ParquetFile(path).iter_batches()
+        yield from enumerate((flat(row) for batch in batches for row in batch.to_pylist()), start=1)
+    except (OSError, ArrowException) as error:
+        raise InputError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+#: Readers by the name of the format.
+FORMATS: Final[Mapping[str, Callable[[str], Rows]]] = {
+    "csv": _csv,
+    "jsonl": lambda path: _objects(path, flat),
+    "parquet": _parquet,
+    "dsjson": lambda path: _objects(path, _event),
+    "obp": _csv,
+}
+_SUFFIXES: Final = {"tsv": "csv", "json": "jsonl", "ndjson": "jsonl"}
+
+
+def format_of(path: str) -> str:
+    """Return the format by the name of a file.
+
+    >>> format_of("clicks.csv.gz"), format_of("events.ndjson")
+    ('csv', 'jsonl')
+    """
+    suffix = Path(path.removesuffix(".gz")).suffix.lower().lstrip(".")
+    if (format := _SUFFIXES.get(suffix, suffix)) not in FORMATS:
+        raise InputError(f"{path}: the name does not say the format: give --format {'|'.join(FORMATS)}")
+    return format
