@@ -35,6 +35,7 @@ NO_SLATE: Final = "slate not in the log"
 UNCERTAIN: Final = "uncertain which slate was shown"
 CONTRADICTS: Final = "contradicts its version"
 FALLBACK: Final = "served by the fallback"
+IMPORTED: Final = "imported, of a policy that is not known"
 BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
 
@@ -132,5 +133,7 @@ class LoggedSessions:
         (opening,) = openings
         if opening.mode == "fallback":
             return FALLBACK
+        if opening.mode == "imported":
+            return IMPORTED
         known = self._known.get(opening.version)
         return NO_VERSION if known is None or len(opening.context) != 8 * known.settings.dim else None

@@ -43,7 +43,10 @@ _UNITS: Final = (
 )
 #: What to do about a declared feature without a column.
 OTHER_COLUMN: Final = "give --context-columns {name}=COLUMN, or {name}= if the history lacks it"
-_WORDS: Final = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
+_WORDS: Final = {
+    **dict.fromkeys(("1", "1.0", "true", "yes"), 1.0),
+    **dict.fromkeys(("0", "0.0", "false", "no"), 0.0),
+}
 _LONGEST_ID: Final = Limits().max_arm_id
 
 
@@ -92,9 +95,12 @@ class RowReader:
 
     def read(self, number: int, session: str, row: Row) -> Impression:
         """Return the impression of a row; raise `BadRowError` if it is none."""
-        cells = {role: row.get(column) for role, column in self._columns.items()}
-        clicked, propensity = (_number(cells[role], role) for role in ("click", "propensity"))
-        if clicked not in (0, 1):
+        cells = {role: row.get(column) if column else None for role, column in self._columns.items()}
+        clicked, propensity = (
+            _WORDS.get(str(cells["click"]).strip().lower()),
+            _number(cells["propensity"], "propensity"),
+        )
+        if clicked is None:
             raise BadRowError("click is neither 0 nor 1", f" ({cells['click']!r})")
         if propensity is not None and not 0 < propensity <= 1:
             raise BadRowError("propensity is not above 0 and at most 1", f" ({propensity:g})")

@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - Columns are those of the Open Bandit Dataset, its index first: `item_id` is the number of the arm in the newest
-  version, `user_feature_<i>` the columns of the context. `session_id` and `arm` follow, for `adcascade import`.
+  version, `user_feature_<i>` the columns of the context. `session_id`, `arm` and `reward` (of a click) are for `adcascade import`.
 - `propensity_score` is that of the decision of the position, given the earlier positions and the mode. Without such a
   decision it follows from that of position 1, if the whole slate was determined or drawn uniformly.
 - A session is left out and counted if the log lacks its slate or a propensity, or ends before the session.
@@ -23,7 +23,7 @@ from worker.logs.traces import SessionTrace, TraceReader
 from worker.stream.events import Decision
 from worker.stream.session import answered
 
-COLUMNS: Final = ("", "timestamp", "item_id", "position", "click", "propensity_score", "session_id", "arm")
+COLUMNS: Final = ("", "timestamp", "item_id", "position", "click", "propensity_score", "session_id", "arm", "reward")
 
 
 class ObpTable:
@@ -34,7 +34,8 @@ class ObpTable:
         if newest is None:
             raise InputError("the log has no parameters, which say what the arms are: record all topics")
         self._log = log
-        self._indices = log.versions.read(newest.version).indices
+        arms = log.versions.read(newest.version).arms
+        self._items = {arm.arm: (index, arm.reward) for index, arm in enumerate(arms)}
         self.header = [*COLUMNS, *(f"user_feature_{column}" for column in range(newest.settings.dim))]
         self.sessions = self.displays = 0
         self.left_out: Counter[str] = Counter()
@@ -52,8 +53,9 @@ class ObpTable:
                 moment = datetime.fromtimestamp(trace.arrived_at / 1000, UTC).isoformat(" ", "milliseconds")
                 context = ["" if number != number else number for number in trace.candidates[0].context]
                 for position, (arm, clicked, propensity) in enumerate(found, start=1):
-                    display = [moment, self._indices[arm], position, int(clicked), propensity, trace.session_id, arm]
-                    yield [self.displays, *display, *context]
+                    item, reward = self._items[arm]
+                    display = (moment, item, position, int(clicked), propensity)
+                    yield [self.displays, *display, trace.session_id, arm, reward, *context]
                     self.displays += 1
 
     def _displays(self, trace: SessionTrace, latest: int) -> list[tuple[str, bool, float]] | str:
