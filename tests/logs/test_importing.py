@@ -318,7 +318,7 @@ def test_with_skip_bad_whole_sessions_are_left_out_and_rows_counted_by_reason(im
 
 
 def history(sessions: int) -> str:
-    """Return a history of one fixed order, in which the last ad is the best for mobile users, and the first for others."""
+    """Return a history of one fixed order, in which the last ad is the best for mobile users, the first for others."""
     rng = np.random.default_rng(5)
     odds = {"a": -1.5, "b": -2.5, "c": -1.5}
     rows = [HEADER]

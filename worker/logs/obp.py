@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - Columns are those of the Open Bandit Dataset, its index first: `item_id` is the number of the arm in the newest
-  version, `user_feature_<i>` the columns of the context. `session_id`, `arm` and `reward` (of a click) are for `adcascade import`.
+  version, `user_feature_<i>` the columns of the context. `session_id`, `arm` and `reward` are for `adcascade import`.
 - `propensity_score` is that of the decision of the position, given the earlier positions and the mode. Without such a
   decision it follows from that of position 1, if the whole slate was determined or drawn uniformly.
 - A session is left out and counted if the log lacks its slate or a propensity, or ends before the session.
