@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from confluent_kafka import Producer
 
-from worker.kafka.clients import record_of, topic_reader
+from worker.kafka.clients import TopicReader, record_of
 from worker.kafka.connection import Connection
 from worker.stream.topology import Record
 
@@ -39,7 +39,7 @@ class MockCluster:
     def read(self, topic: str) -> list[Record]:
         """Return all records of a topic."""
         records: list[Record] = []
-        with topic_reader(self.connection) as reader:
+        with TopicReader(self.connection) as reader:
             reader.read_from({(topic, partition): 0 for partition in range(PARTITIONS)})
             while len(reader.at_end) < PARTITIONS:
                 records += map(record_of, reader.poll(1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -39,6 +40,12 @@ def eventually(condition: Callable[[], _T], *, within: float = 300.0, what: str 
         assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
         time.sleep(0.05)  # between two looks, not for something to happen
     return value
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let other tasks and threads run until a condition holds; the time limit is that of the test."""
+    while not condition():  # noqa: ASYNC110 - the test has a deadline
+        await asyncio.sleep(0.001)
 
 
 def show(text: str) -> None:

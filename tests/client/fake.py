@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -82,9 +81,3 @@ def decision(session_id: str, position: int, slate: tuple[str, ...], *, tokens: 
     if tokens:
         body["tokens"] = [f"token-{place}" for place in range(position, position + len(slate))]
     return orjson.dumps(body)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until a condition holds; the time limit is that of the test."""
-    while not condition():  # noqa: ASYNC110 - the test has a deadline
-        await asyncio.sleep(0)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.client.fake import FakeTransport, until
+from tests.client.fake import FakeTransport
+from tests.programs import until
 from worker.client import AdDecision, Client, UndeliveredError
 from worker.errors import InputError
 
@@ -65,28 +66,21 @@ async def test_a_session_without_eligible_ads_has_ended_at_once() -> None:
         assert (shown.arm, shown.mode) == (None, "none")
 
 
-async def test_a_client_that_shows_the_whole_slate_reports_once() -> None:
-    transport = FakeTransport(answers=SLATE)
-    transport.tokens = True
-    async with client_on(transport) as ads:
-        shown = await ads.arrive([1])
-        await ads.clicked(shown.at(3))
-        with pytest.raises(InputError, match="not in the slate"):
-            shown.at(5)
-    [click] = transport.bodies("clicks")
-    assert (click["position"], click["arm"], click["token"]) == (3, "gloves", "token-3")
-
-
 async def test_feedback_carries_the_token_of_its_display_and_goes_to_the_partition_of_the_decision() -> None:
     transport = FakeTransport(answers=SLATE)
     transport.tokens = True
     async with client_on(transport) as ads:
-        shown = await ads.passed(await ads.arrive([1], session_id="s"))
-        await ads.clicked(shown)
+        shown = await ads.arrive([1], session_id="s")
+        await ads.clicked(await ads.passed(shown))
         await ads.report("s", position=2, arm="hats", clicked=True, token="mine")
         await ads.report("stranger", position=1, arm="hats", clicked=True)
-    assert [click.get("token") for click in transport.bodies("clicks")] == ["token-1", "token-2", "mine", None]
-    assert [record.partition for record in transport.sent] == [None, 3, 3, 3, None]
+        await ads.clicked(shown.at(3))  # a client that shows the whole slate reports once
+        with pytest.raises(InputError, match="not in the slate"):
+            shown.at(5)
+    clicks = transport.bodies("clicks")
+    assert [click.get("token") for click in clicks] == ["token-1", "token-2", "mine", None, "token-3"]
+    assert (clicks[-1]["position"], clicks[-1]["arm"]) == (3, "gloves")
+    assert [record.partition for record in transport.sent] == [None, 3, 3, 3, None, 3]
 
 
 async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> None:
@@ -313,9 +307,11 @@ async def test_a_request_that_finds_no_place_in_time_gets_the_fallback_and_sends
 
 async def test_an_answered_request_keeps_its_place_until_the_brokers_have_its_record() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
-    async with client_on(transport, most_in_flight=1) as ads:
-        await ads.arrive([1])
+    async with client_on(transport, most_in_flight=1, delivery_timeout=0.001) as ads:
+        shown = await ads.arrive([1])
         assert (await ads.arrive([1], within=0.001)).timed_out
+        with pytest.raises(UndeliveredError, match="too many requests"):
+            await ads.clicked(shown)
         assert len(transport.sent) == 1
         transport.acknowledge()
         assert not (await ads.arrive([1])).timed_out
@@ -337,39 +333,16 @@ async def test_a_click_waits_for_the_brokers_and_a_pass_does_not() -> None:
 async def test_what_no_broker_takes_is_reported_for_clicks_and_by_flush_and_counted() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
     async with client_on(transport) as ads:
-        shown = await ads.arrive([1])
+        shown = await ads.arrive([1], session_id="s")
         for attempt in (ads.clicked(shown), ads.flush(), ads.report("s", position=1, arm="a", clicked=True)):
             task = asyncio.create_task(attempt)
             await asyncio.sleep(0)
             transport.fail()
             with pytest.raises(UndeliveredError, match="no broker accepted the record"):
                 await task
+            assert await ads.arrive([1], session_id="s") == shown, "the session has not ended"
             await ads.passed(shown)
         assert ads.counts.undelivered >= 3
-        transport.acknowledge()
-
-
-async def test_a_session_has_not_ended_by_a_click_that_was_not_delivered() -> None:
-    transport = FakeTransport(answers=SLATE, holds=True)
-    async with client_on(transport) as ads:
-        shown = await ads.arrive([1], session_id="s")
-        transport.acknowledge()
-        click = asyncio.create_task(ads.clicked(shown))
-        await until(lambda: len(transport.sent) == 2)
-        transport.fail()
-        with pytest.raises(UndeliveredError):
-            await click
-        assert await ads.arrive([1], session_id="s") == shown
-
-
-async def test_feedback_that_finds_no_place_in_time_is_reported() -> None:
-    transport = FakeTransport(answers=SLATE, holds=True)
-    async with client_on(transport, most_in_flight=1, delivery_timeout=0.001) as ads:
-        shown = await ads.arrive([1])
-        with pytest.raises(UndeliveredError, match="too many requests"):
-            await ads.clicked(shown)
-        transport.acknowledge()
-        await ads.passed(shown)
         transport.acknowledge()
 
 
@@ -404,13 +377,13 @@ def test_the_public_names_are_these() -> None:
     assert worker.client.__all__ == ["AdDecision", "Client", "ClientCounts", "Connection", "Origin", "UndeliveredError"]
 
 
-@pytest.mark.parametrize("settings", [{"timeout": 0}, {"most_in_flight": 0}, {"remember": 0}, {"delivery_timeout": -1}])
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"timeout": 0}, {"most_in_flight": 0}, {"remember": 0}, {"delivery_timeout": -1}),
+        *({"servers": ""}, {"servers": "localhost"}, {"servers": ["a:1", "b"]}),
+    ],
+)
+def test_settings_that_make_no_sense_and_addresses_without_a_port_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         Client(**settings)
-
-
-@pytest.mark.parametrize("servers", ["", "localhost", ["a:1", "b"]])
-def test_an_address_without_a_port_is_refused(servers: Any) -> None:
-    with pytest.raises(InputError):
-        Client(servers)

@@ -62,7 +62,7 @@ class Schedule:
         for session in list(self.exchange._sessions.values()):
             for _, answer in session.waits:
                 if not answer.done():
-                    answer.set_result(None)
+                    answer.set_exception(TimeoutError())
 
     async def finish(self) -> list[Any]:
         """Let every request end; return the results."""

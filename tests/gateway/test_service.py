@@ -1,17 +1,21 @@
-"""The rules of the gateway, without Kafka and without HTTP."""
+"""The rules of the gateway, without workers and without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.client.fake import FakeTransport, decision, until
+from tests.client.fake import FakeTransport, decision
+from tests.mock_cluster import MockCluster
+from tests.programs import until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
 from worker.gateway.model import PublishedModel
@@ -21,6 +25,7 @@ from worker.http.service import Answer, ArriveRequest, FeedbackRequest, Unavaila
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.topology import Topics
+from worker.stream.version_records import encode_parameters
 
 SLATE = ("cap", "shoe", "coat")
 NOW = 2_000  # the decisions of the fake transport are for sessions that arrived at 1,000
@@ -158,7 +163,7 @@ async def test_an_arrival_is_sent_while_feedback_of_the_same_session_waits() -> 
 # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_at_the_deadline_the_dearest_eligible_ads_are_answered_and_marked() -> None:
+async def test_at_the_deadline_the_highest_paying_eligible_ads_are_answered_and_marked() -> None:
     transport = FakeTransport()
     async with gateway_on(transport) as gateway:
         answer = shown(await gateway.arrive(exclude='["coat"]', within=0.001))
@@ -185,9 +190,7 @@ async def test_at_the_deadline_a_pass_is_answered_from_the_slate_if_it_is_known(
         assert (unseen["fallback"], unseen["arm"]) == (True, "coat")
 
 
-async def test_a_click_that_the_brokers_do_not_have_at_the_deadline_is_marked_and_one_they_refuse_is_a_failure() -> (
-    None
-):
+async def test_a_click_is_marked_if_the_brokers_have_none_at_the_deadline_and_fails_if_they_refuse_it() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
     async with gateway_on(transport) as gateway:
         await gateway.arrive()
@@ -246,36 +249,29 @@ async def test_another_arrival_with_the_same_id_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("position", "arm", "token", "reason"),
+    ("position", "arm", "more", "reason"),
     [
-        (1, "shoe", "token-1", "arm-mismatch"),
-        (4, "shoe", "token-4", "position"),
-        (0, "shoe", "token-1", "position"),
-        (2, "shoe", "token-1", "token"),
-        (1, "cap", None, "token"),
-        (1, "cap", "tökén", "token"),
-        (1, "", "token-1", "invalid"),
+        (1, "shoe", {"token": "token-1"}, "arm-mismatch"),
+        (4, "shoe", {"token": "token-4"}, "position"),
+        (0, "shoe", {"token": "token-1"}, "position"),
+        (2, "shoe", {"token": "token-1"}, "token"),
+        (1, "cap", {}, "token"),
+        (1, "cap", {"token": "tökén"}, "token"),
+        (1, "", {"token": "token-1"}, "invalid"),
+        (1, "nothing", {"session_id": "unseen"}, "unknown-arm"),
     ],
 )
-async def test_feedback_that_does_not_fit_the_slate_is_rejected(
-    position: int, arm: str, token: str | None, reason: str
+async def test_feedback_that_does_not_fit_the_slate_or_the_catalogue_is_rejected(
+    position: int, arm: str, more: dict[str, str], reason: str
 ) -> None:
     transport = FakeTransport(answers=SLATE)
     transport.tokens = True
     async with gateway_on(transport) as gateway:
         await gateway.arrive()
         with pytest.raises(Rejected) as refused:
-            await gateway.feedback(position, arm, token=token)
+            await gateway.feedback(position, arm, **more)
         assert refused.value.reason == reason
     assert len(gateway.transport.sent) == 1
-
-
-async def test_an_unknown_arm_of_an_unknown_session_is_rejected() -> None:
-    async with gateway_on() as gateway:
-        with pytest.raises(Rejected) as refused:
-            await gateway.feedback(1, "nothing", session_id="unseen")
-        assert refused.value.reason == "unknown-arm"
-    assert not gateway.transport.sent
 
 
 async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> None:
@@ -284,6 +280,24 @@ async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() 
         gateway.now = 500
         await gateway.feedback(1, "cap", True)
     assert gateway.transport.bodies("clicks")[0]["occurred_at"] == 1_000
+
+
+# ── the published parameters, on a mock cluster ──────────────────────────────────────────────────────────────────────
+
+
+async def test_newer_versions_are_adopted_and_older_ones_and_garbage_are_not() -> None:
+    first, adopted = parameters(), list[int]()
+    versions = [replace(first, version=first.version + number) for number in range(3)]
+    with closing(MockCluster(Topics().parameters)) as brokers:
+        model = PublishedModel(brokers.connection, Topics(), lambda version: adopted.append(version.version))
+        assert model.version == -1
+        async with model.following():
+            for value in (versions[1], b"no version", versions[0], versions[2]):
+                record = value if isinstance(value, bytes) else encode_parameters(value)
+                await asyncio.to_thread(brokers.write, Topics().parameters, [record])
+            await until(lambda: model.version == versions[2].version)
+    assert adopted == [versions[1].version, versions[2].version]
+    assert not [thread for thread in threading.enumerate() if thread.name == "parameters"]
 
 
 # ── readiness and metrics ────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from tests.embedded.traffic import ARMS, Sent, settings
 from tests.programs import eventually
 from worker.cli.main import main
-from worker.kafka.clients import END, admin_client, offsets_of, partition_counts, topic_reader
+from worker.kafka.clients import END, TopicReader, admin_client, offsets_of, partition_counts
 from worker.kafka.connection import Connection
 from worker.kafka.control import KafkaControl
 from worker.kafka.topics import TopicLayout, create
@@ -64,12 +64,12 @@ class TopicSet:
 
     def ends(self, *topics: str) -> dict[tuple[str, int], int]:
         counts = partition_counts(self.connection, *topics)
-        return offsets_of(self.admin, [TopicPartition(t, p) for t in topics for p in range(counts[t])], END)
+        return offsets_of(self.admin, [(t, p) for t in topics for p in range(counts[t])], END)
 
     def read(self, topic: str) -> list[ReadRecord]:
         """Return all records of a topic, in the order of each partition."""
         ends, records = self.ends(topic), list[ReadRecord]()
-        with topic_reader(self.connection, fetch_wait_max_ms=50) as reader:
+        with TopicReader(self.connection, fetch_wait_max_ms=50) as reader:
             reader.read_from(dict.fromkeys(ends, 0))
             while any(reader.positions[place] < end for place, end in ends.items()):
                 records += [
@@ -307,6 +307,16 @@ class Fleet(TopicSet):
     def facts(self) -> set[bytes]:
         """Return the journal without its progress."""
         return {record.value for record in self.read(self.names.journal) if b'"kind":"progress"' not in record.value}
+
+    def displays(self, session_id: str) -> set[tuple[int, str, bool]]:
+        """Return position, arm and reaction of the feedback of a session that is in the journal."""
+        facts = [orjson.loads(fact) for fact in self.facts()]
+        mine = [one for one in facts if one["kind"] == "feedback" and one["session_id"] == session_id]
+        return {(one["position"], one["arm"], one["clicked"]) for one in mine}
+
+    def dead_keys(self) -> set[bytes | None]:
+        """Return the keys of the dead letters."""
+        return {record.key for record in self.read(self.names.dead_letters)}
 
     def answered(self) -> set[str]:
         """Return the sessions that have a decision."""

@@ -16,17 +16,9 @@ from tests.programs import needs
 from worker.kafka.clients import admin_client
 from worker.kafka.connection import Connection
 
-# The names that Strimzi gives them.
-_TYPES = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "cluster": ResourceType.BROKER}
+# By the names that Strimzi gives them.
 _PATTERNS = {"literal": ResourcePatternType.LITERAL, "prefix": ResourcePatternType.PREFIXED}
-_OPERATIONS = {
-    "Read": AclOperation.READ,
-    "Write": AclOperation.WRITE,
-    "Create": AclOperation.CREATE,
-    "Describe": AclOperation.DESCRIBE,
-    "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
-    "IdempotentWrite": AclOperation.IDEMPOTENT_WRITE,
-}
+_OPERATIONS = {operation.name.replace("_", ""): operation for operation in AclOperation}
 
 #: Only the anonymous user (the test itself, on the plain listener) and the client certificate have rights.
 RULES = {
@@ -48,9 +40,9 @@ class Guarded:
         """Grant rights to a user, written as in a KafkaUser of Strimzi."""
         bindings = [
             AclBinding(
-                *(_TYPES[rule["resource"]["type"]], rule["resource"]["name"]),
+                *(ResourceType[rule["resource"]["type"].upper()], rule["resource"]["name"]),
                 *(_PATTERNS[rule["resource"]["patternType"]], f"User:{user}", "*"),
-                *(_OPERATIONS[operation], AclPermissionType.ALLOW),
+                *(_OPERATIONS[operation.upper()], AclPermissionType.ALLOW),
             )
             for rule in rules
             for operation in rule["operations"]

@@ -15,11 +15,11 @@ from confluent_kafka.admin import NewPartitions
 
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet
-from tests.programs import eventually
+from tests.programs import eventually, until
 from worker.client import AdDecision, Client
 from worker.client.kafka import KafkaTransport
 from worker.errors import FailedError
-from worker.stream.partitioning import murmur2_partition
+from worker.stream.topology import murmur2_partition
 
 pytestmark = pytest.mark.slow
 
@@ -35,17 +35,6 @@ def with_client(fleet: Fleet, use: Callable[[Client], Awaitable[T]], **settings:
             return await use(ads)
 
     return asyncio.run(run())
-
-
-def facts(fleet: Fleet, session_id: str) -> list[dict[str, Any]]:
-    """Return the journal of a session."""
-    return [body for fact in fleet.facts() if (body := orjson.loads(fact)).get("session_id") == session_id]
-
-
-def dead(fleet: Fleet, session_id: str) -> list[str]:
-    """Return the reasons of the dead letters of a session."""
-    letters = [record for record in fleet.read(fleet.names.dead_letters) if record.key == session_id.encode()]
-    return [dict(record.headers)["adcascade.reason"].decode() for record in letters]
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -67,10 +56,9 @@ def test_a_cascade_is_answered_and_every_display_counts(served: Fleet, prefetch:
     assert [decision.arm for decision in shown] == list(shown[0].slate)
     assert [decision.origin for decision in shown[1:]] == ["slate" if prefetch else "worker"] * 2
     assert all(decision.token for decision in shown)
-    eventually(lambda: len(facts(served, name)) == 4, what="the arrival and three displays are in the journal")
-    told = {(fact["position"], fact["arm"], fact["clicked"]) for fact in facts(served, name) if "position" in fact}
-    assert told == {(d.position, d.arm, d.position == 3) for d in shown}
-    assert not dead(served, name)
+    wanted = {(one.position, one.arm, one.position == 3) for one in shown}
+    eventually(lambda: served.displays(name) == wanted, what="three displays are in the journal")
+    assert name.encode() not in served.dead_keys()
 
 
 # ── timeouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,8 +79,8 @@ def test_without_a_worker_the_fallback_is_shown_and_the_late_decision_follows_it
         assert ads.counts.late == 1
 
     with_client(fleet, use)
-    eventually(lambda: len(facts(fleet, "early")) == 2, what="the late session counts")
-    assert not dead(fleet, "early")
+    eventually(lambda: fleet.displays("early"), what="the late session counts")
+    assert not fleet.dead_keys()
 
 
 # ── restarts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,8 +133,7 @@ def test_new_partitions_are_used_and_sessions_from_before_stay_where_they_are(fl
             await asyncio.to_thread(extend, fleet, topic, 8)
         worker.terminate()
         await asyncio.to_thread(fleet.serving)
-        while transport.partitions != 8:  # noqa: ASYNC110 - the client has a deadline
-            await asyncio.sleep(0.02)
+        await until(lambda: transport.partitions == 8)
         for shown in before:
             await ads.clicked(shown)
         placed = [f"n{number}" for number in range(40)]

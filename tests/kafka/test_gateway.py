@@ -13,7 +13,6 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-import orjson
 import pytest
 
 from tests.kafka.conftest import OwnBroker
@@ -66,20 +65,6 @@ def pair(served: Fleet) -> Iterator[tuple[Gateway, Gateway]]:
         gateway.close()
 
 
-def facts(fleet: Fleet, session_id: str) -> set[Any]:
-    """Return the displays of a session that are in the journal."""
-    bodies = (orjson.loads(fact) for fact in fleet.facts())
-    return {
-        (body["position"], body["arm"], body["clicked"])
-        for body in bodies
-        if body["kind"] == "feedback" and body["session_id"] == session_id
-    }
-
-
-def dead(fleet: Fleet) -> list[Any]:
-    return fleet.read(fleet.names.dead_letters)
-
-
 def test_a_session_is_opened_at_one_gateway_goes_on_at_another_and_every_display_counts(
     served: Fleet, pair: tuple[Gateway, Gateway]
 ) -> None:
@@ -93,8 +78,8 @@ def test_a_session_is_opened_at_one_gateway_goes_on_at_another_and_every_display
     eventually(lambda: here.json("/v1/sessions/both") == (200, second), what="both know the decision")
     assert here.feedback(second, clicked=True) == {"session_id": "both", "ended": "clicked"}
     wanted = {(1, first["arm"], False), (2, second["arm"], True)}
-    eventually(lambda: facts(served, "both") == wanted, what="both displays are in the journal")
-    assert b"both" not in {letter.key for letter in dead(served)}
+    eventually(lambda: served.displays("both") == wanted, what="both displays are in the journal")
+    assert b"both" not in served.dead_keys()
 
 
 def test_the_same_arrival_at_many_gateways_at_once_is_one_session(served: Fleet, pair: tuple[Gateway, Gateway]) -> None:
@@ -122,7 +107,7 @@ def test_without_an_answer_at_the_deadline_fallback_ads_are_marked_and_the_same_
         assert answer["position"] == 1
         assert gateway.metric("adcascade_http_fallbacks_total") >= 1
         assert gateway.metric("adcascade_gateway_late_decisions_total") == 1
-        assert not dead(fleet)
+        assert not fleet.dead_keys()
 
 
 def test_it_needs_a_key_where_keys_are_given_and_shows_none(served: Fleet, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""`adcascade topics` on the real broker."""
+"""`adcascade topics`, and readers outside of any group, on the real broker."""
 
 from __future__ import annotations
 
 import uuid
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
+from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import CommandLine, Fleet, TopicSet
 from tests.programs import eventually
 from worker.cli.main import main
+from worker.kafka.clients import TopicReader
 from worker.kafka.topics import compressed_inputs, topics_at_start, wait_for_topics
 
 
@@ -30,7 +33,6 @@ class TopicsCommand(TopicSet):
     def make(self, name: str, partitions: int, **settings: str) -> None:
         topic = f"{self.names.prefix}.{name}"
         configs = {key.replace("_", "."): value for key, value in settings.items()}
-
         admin = self.admin
         admin.create_topics([NewTopic(topic, partitions, 1, config=configs)])[topic].result()
         wait_for_topics(admin, [topic])
@@ -46,17 +48,10 @@ def test_created_topics_pass_the_check(topics: TopicsCommand) -> None:
     assert {topic["state"] for topic in missing.values()} == {"missing"}
     made = topics.json("create", "--partitions", "3")
     assert {topic["state"] for topic in made.values()} == {"created"}
-    assert {name: topic["partitions"] for name, topic in made.items()} == {
-        "arrivals": 3,
-        "clicks": 3,
-        "decisions": 3,
-        "sessions-changelog": 3,
-        "journal": 1,
-        "parameters": 1,
-        "parameters-history": 1,
-        "episodes": 1,
-        "dead-letters": 1,
-    }
+    many = ("arrivals", "clicks", "decisions", "sessions-changelog")
+    one = ("journal", "parameters", "parameters-history", "episodes", "dead-letters")
+    counts = {name: topic["partitions"] for name, topic in made.items()}
+    assert counts == {**dict.fromkeys(many, 3), **dict.fromkeys(one, 1)}
     for again in (topics.json("check"), topics.json("create", "--partitions", "3")):
         assert {topic["state"] for topic in again.values()} == {"right"}
 
@@ -149,3 +144,33 @@ def test_a_small_batch_that_unpacks_to_too_much_is_refused(fleet: Fleet, codec: 
     values = [b'{"session_id":"s-%d"}' % n for n in range(2_000)]
     fleet.send_raw([(names.arrivals, b"key", value) for value in values], compression=codec)
     assert [record.value for record in fleet.read(names.arrivals)] == values
+
+
+# ── readers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+def test_a_reader_finds_its_place_again_after_a_restart_of_the_broker(own_broker: OwnBroker, tmp_path: Path) -> None:
+    with closing(Fleet(own_broker.address, "r", tmp_path)) as fleet, TopicReader(fleet.connection) as reader:
+        journal = fleet.names.journal
+        fleet.send_raw([(journal, None, b"%d" % n) for n in range(3)])
+        assert fleet.ends(journal) == {(journal, 0): 3}
+        assert [record.value for record in reader.read_to_end(journal)] == [b"0", b"1", b"2"]
+        own_broker.restart("--kill")
+        fleet.send_raw([(journal, None, b"3")])
+        assert reader.bounds(journal) == (0, 4)
+        assert fleet.ends(journal) == {(journal, 0): 4}
+        assert [record.value for record in reader.read_to_end(journal, 2)] == [b"2", b"3"]
+
+
+@pytest.mark.slow
+def test_a_reader_passes_over_deleted_records_and_stops_where_it_is_told(fleet: Fleet) -> None:
+    journal = fleet.names.journal
+    fleet.send_raw([(journal, None, b"%d" % n) for n in range(6)])
+    fleet.trim(journal, 2)
+    with TopicReader(fleet.connection) as reader:
+        assert reader.bounds(journal) == (2, 6)
+        assert [record.offset for record in reader.read_to_end(journal)] == [2, 3, 4, 5]
+        assert [record.offset for record in reader.read_to(journal, 3, 5)] == [3, 4]
+        assert list(reader.read_to(journal, 6, 6)) == []
+        assert reader.poll(0.2) == [], "nothing is read that was not asked for"

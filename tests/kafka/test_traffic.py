@@ -19,7 +19,7 @@ from tests.kafka.fleet import ROOT, Fleet, Running
 from tests.programs import eventually
 from worker.cli.main import main
 from worker.simulation.users import KINDS
-from worker.stream.partitioning import murmur2_partition
+from worker.stream.topology import murmur2_partition
 
 pytestmark = pytest.mark.slow
 

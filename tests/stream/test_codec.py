@@ -24,7 +24,7 @@ from worker.stream.decoding import (
     decode_journal,
 )
 from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, Arrival, Opened
+from worker.stream.events import ArmChange, Arrival
 
 NOW = 1_700_000_000_000
 ARRIVAL = {"session_id": "s-1", "occurred_at": NOW, "context": [0.5, -1.0]}
@@ -242,25 +242,6 @@ def test_a_position_outside_the_horizon_has_its_own_reason(position: int) -> Non
         assert event.position == inside
 
 
-@pytest.mark.parametrize(
-    "slate, modes, fits",
-    [
-        (["a"], ["explore"], True),
-        ([], [], True),
-        (["a"], [], False),
-        ([], ["none"], False),
-        (["a", "b"], ["explore"], False),
-    ],
-)
-def test_a_slate_has_as_many_modes_as_arms(slate: list[str], modes: list[str], fits: bool) -> None:
-    value = changed(json.loads(encoding.encode_journal(opened())), slate=slate, modes=modes)
-    if fits:
-        assert isinstance(decode_journal(value), Opened)
-    else:
-        with pytest.raises(Rejected, match=r"invalid: \$\.modes"):
-            decode_journal(value)
-
-
 # ── accepted records ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -317,16 +298,7 @@ def test_finite_numbers_whose_sum_overflows_are_written() -> None:
     assert json.loads(encoding.encode_arrival(huge))["context"] == [1.7e308, 1.7e308]
 
 
-# ── settings and contexts ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("max_record_bytes", 0), ("max_exclude", -1), ("max_norm", 0.5), ("max_norm", math.inf), ("max_norm", math.nan)],
-)
-def test_limits_out_of_range_are_refused(name: str, wrong: Any) -> None:
-    with pytest.raises(ValueError, match=name):
-        Limits(**{name: wrong})
+# ── contexts ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @given(

@@ -217,7 +217,7 @@ def test_a_broken_record_decodes_or_is_rejected_and_nothing_else_happens() -> No
         try:
             outcomes[outcome(read, write, broken)] += 1
         except Exception as error:
-            error.add_note(f"{mutate.__name__} made, for {read.__name__}: {broken[:500]!r}")
+            error.add_note(f"{mutate.__name__} made of {record[:100]!r}: {broken[:500]!r}")
             raise
     assert outcomes.total() == RECORDS
     # The mutations reach every branch of the codec.

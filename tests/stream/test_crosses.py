@@ -113,11 +113,6 @@ def test_columns_have_names_and_pairs_that_share_columns_have_stable_ones() -> N
     assert WIDE.crossing.apply(marks)[:, 24:].argmax(axis=1).tolist() == [17, 36]
 
 
-def test_all_crosses_every_two_features_and_none_with_itself() -> None:
-    declared = Features.of_table({"context": USERS, "crosses": "all"})
-    assert declared.crosses == (("low", "cents"), ("low", "mark"), ("cents", "mark"))
-
-
 @pytest.mark.parametrize(
     ("crosses", "message"),
     [
@@ -194,12 +189,6 @@ def test_a_model_keeps_its_crosses_and_others_are_refused() -> None:
             continued(replace(published, features=replace(CROSSED, crosses=crosses)), published)
 
 
-def test_the_first_model_weighs_every_cross_as_a_feature() -> None:
-    first = Parameters.first(LearningSettings(dim=24, features=WIDE), ARMS)
-    assert first.model.dim == 24 + MOST_PAIRS
-    assert first.model.pack()["context_groups.widths"].tolist() == WIDE.widths
-
-
 def test_reasons_and_tastes_have_the_names_of_crosses() -> None:
     first = Parameters.first(replace(SETTINGS, features=CROSSED), ARMS)
     assert context_columns(first) == CROSSED.model_names
@@ -220,5 +209,6 @@ def test_reasons_and_tastes_have_the_names_of_crosses() -> None:
     assert set(found) - {part.feature for part in parts} == {"mark=yes", "cents × mark=yes"}
     assert {taste.feature for taste in ad_profile(first, 0).tastes} == set(CROSSED.model_names)
     wide = Parameters.first(LearningSettings(dim=24, features=WIDE), ARMS)
+    assert wide.model.pack()["context_groups.widths"].tolist() == WIDE.widths
     assert columns_of_object(wide, {"city": "Rome", "site": "x"})[-1] == "city=Rome × site=x"
     assert columns_of_object(wide, {"city": "Rome"})[-1] == "city × site#64"

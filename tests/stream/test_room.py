@@ -12,8 +12,7 @@ from tests.stream.scenes import TOPICS, arrival, assert_balanced, click, decisio
 from worker.secret import Secret
 from worker.stream.feedback import check_token
 from worker.stream.serving import Serving, handle_together
-from worker.stream.session import Parked
-from worker.stream.table import SessionRoom, parked_size
+from worker.stream.table import SessionRoom, state_size
 from worker.stream.topology import Tally
 from worker.stream.versions import Versions
 
@@ -26,7 +25,7 @@ def served(most: int | None, room: SessionRoom | None = None, **more: Any) -> Se
 
 
 def held(task: Serving) -> int:
-    return sum(parked_size(state) if isinstance(state, Parked) else 1 for state in task.table.values())
+    return sum(map(state_size, task.table.values()))
 
 
 def test_an_arrival_without_room_is_answered_and_leaves_nothing_behind() -> None:

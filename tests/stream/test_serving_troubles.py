@@ -1,11 +1,21 @@
-"""Troubles that serving reports: dead letters, late records and sessions without feedback, each with an example."""
+"""Troubles that serving reports, each with an example: dead letters, late records, silence, wrong partitions."""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from confluent_kafka import Producer
 
 from tests.stream.scenes import TOPICS, arrival, click, decisions, parameters, passed, serving
 from worker.stream.contexts import pack_context
 from worker.stream.features import Features
-from worker.stream.topology import Emits, Record
+from worker.stream.serving import Serving
+from worker.stream.table import SessionRoom
+from worker.stream.topology import Emits, Record, murmur2_partition
+from worker.stream.versions import Versions
 
 
 def troubles(emits: Emits) -> dict[str, tuple[int, str]]:
@@ -76,3 +86,38 @@ def test_a_batch_has_the_context_of_one_of_its_new_sessions() -> None:
     task = serving()
     assert task.handle([arrival("a", context=(0.5, -1.0))]).sample == pack_context((0.5, -1.0))
     assert task.handle([arrival("a", context=(0.5, -1.0))]).sample is None
+
+
+# ── keys and partitions ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_murmur2_is_that_of_librdkafka() -> None:
+    chance, found = random.Random(2), dict[bytes, int]()
+    keys = {chance.randbytes(length) for length in range(1, 71) for _ in range(5)}
+    # A cluster within librdkafka; its topics have four partitions.
+    settings = {"test.mock.num.brokers": 1, "partitioner": "murmur2_random", "log_level": 0}
+    with closing(Producer(settings)) as producer:
+        for key in keys:
+            producer.produce("t", b"", key, on_delivery=lambda _, one: found.update({one.key(): one.partition()}))
+        producer.flush()
+    assert found == {key: murmur2_partition(key, 4) for key in keys}
+
+
+def test_feedback_whose_arrival_is_in_another_partition_of_the_worker_is_reported_without_its_session() -> None:
+    room = SessionRoom()
+    first, second = (Serving(Versions(parameters()), partition=p, topics=TOPICS, room=room) for p in (0, 1))
+    emits = [first.handle([click("early")]), first.handle([arrival("a"), arrival("b"), arrival("early")])]
+    emits += [first.handle([click("a")]), second.handle([click("lonely")])]
+    assert [troubles(one) for one in emits] == [{}] * 4, "feedback in its partition, and feedback without an arrival"
+    split = "the arrival of a session is in partition 0 of ads.arrivals, its feedback in partition 1 of ads.clicks. "
+    advice = "Set partitioner=murmur2_random (murmur2) in both producers"
+    assert troubles(second.handle([click("a"), click("b")])) == {"split-sessions": (2, split + advice)}
+    first.hand_over()
+    assert troubles(second.handle([click("b", position=2)])) == {}
+
+
+@pytest.mark.parametrize("make", [arrival, click])
+@pytest.mark.parametrize(("key", "wrong"), [(None, "no key"), (b"", "no key"), (b"s", "the key is not the session_id")])
+def test_a_key_that_is_no_session_is_reported(make: Callable[[str], Record], key: bytes | None, wrong: str) -> None:
+    emits = serving().handle([make(f"session-{n}")._replace(key=key, partition=1, offset=n) for n in range(30)])
+    assert troubles(emits) == {"wrong-key": (30, f"{make('s').topic}, partition 1, offset 29: {wrong}")}

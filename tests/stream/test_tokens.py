@@ -6,10 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from worker.errors import InputError
 from worker.secret import Secret
 from worker.stream.events import MOST
-from worker.stream.feedback import LEAST, check_token, make_token, slate_tokens, token_secret
+from worker.stream.feedback import check_token, make_token
 
 SECRET = Secret(b"correct horse battery staple")
 NOW = 1_700_000_000_000
@@ -91,12 +90,6 @@ def test_the_tokens_of_displays_made_before_an_upgrade_stay_valid() -> None:
     assert token == "1700000000000.vclVO-DIZq11XDr59XH_sg"
 
 
-@given(session_id=texts, slate=st.lists(texts, max_size=6), first=st.integers(1, 5))
-def test_the_tokens_of_a_slate_are_those_of_its_displays(session_id: str, slate: list[str], first: int) -> None:
-    tokens = slate_tokens(SECRET, session_id=session_id, slate=slate, arrived_at=NOW, first=first)
-    assert tokens == tuple(token_of((session_id, position, arm, NOW)) for position, arm in enumerate(slate, first))
-
-
 def test_a_secret_is_never_printed() -> None:
     for text in (repr(SECRET), str(SECRET), f"{SECRET}", f"{SECRET!r:>40}", repr([SECRET]), repr({"s": SECRET})):
         assert "horse" not in text
@@ -105,9 +98,3 @@ def test_a_secret_is_never_printed() -> None:
     with pytest.raises(TypeError) as caught:
         pickle.dumps(SECRET)
     assert "horse" not in str(caught.value)
-
-
-@pytest.mark.parametrize("length", [0, 1, LEAST - 1])
-def test_a_secret_too_short_is_refused_without_being_shown(length: int) -> None:
-    with pytest.raises(InputError, match=rf"at least {LEAST} bytes, not {length}$"):
-        token_secret(Secret(b"x" * length))

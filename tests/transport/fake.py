@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,32 +17,15 @@ from worker.kafka.polls import Flights, Poll, RecordList, Writer
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import Topics
 
 ZERO = Parameters.first(settings(), ARMS)
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an asynchronous test in a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
 
 
 async def settle() -> None:
     """Let the loop run all callbacks."""
     for _ in range(5):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], object], within: float = 120.0) -> None:
-    """Wait for a condition that other threads change."""
-    async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 (there is no event)
-            await asyncio.sleep(0.002)
 
 
 def new_partitions(topics: Topics, metrics: Metrics, zero: Parameters = ZERO, **options: Any) -> Partitions:
@@ -86,18 +68,10 @@ class FakeWorker:
         self.generation += 1
         self.flights.forget()
         given, topics = list(partitions), self.settings.topics
-        changelogs = {one: TP(topics.changelog, one) for one in given}
-        kept = self.partitions.keep({one: len(self.kafka.logs[tp]) for one, tp in changelogs.items()})
-        tables: dict[int, dict[bytes, Record]] = {one: {} for one in given if one not in kept}
-        for one in tables:
-            for record in self.kafka.logs[changelogs[one]]:
-                assert record is not None
-                assert record.key is not None
-                if record.value is None:
-                    tables[one].pop(record.key, None)
-                else:
-                    tables[one][record.key] = record
-        await self.partitions.restore(tables, {one: len(self.kafka.logs[changelogs[one]]) - 1 for one in tables})
+        ends = {one: len(self.kafka.logs[TP(topics.changelog, one)]) for one in given}
+        kept = self.partitions.keep(ends)
+        tables = {one: self.kafka.table(topics.changelog, one) for one in given if one not in kept}
+        await self.partitions.restore(tables, {one: ends[one] - 1 for one in tables})
         inputs = [TP(topic, one) for one in given for topic in (topics.arrivals, topics.clicks)]
         self.generation, self.number = self.generation + 1, 0
         self.starts = {tp: self.kafka.committed.get(tp, 0) for tp in inputs}

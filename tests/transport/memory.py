@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError, Message, TopicPartition
 from faust.types import TP
 
 from worker.kafka.clients import BEGINNING, TopicReader
@@ -30,36 +30,9 @@ MOST_WAIT = 0.02
 R = TypeVar("R", bound=TopicReader)
 
 
-class FakeMessage:
-    """A record, or what comes in place of one: the end of a partition, or an error."""
-
-    def __init__(self, record: Record, error: KafkaError | None = None, *, is_stamped: bool = False) -> None:
-        self._record, self._error, self._is_stamped = record, error, is_stamped
-
-    @classmethod
-    def without_record(cls, tp: TP, offset: int, error: KafkaError) -> FakeMessage:
-        return cls(Record(*tp, offset, 0, None, None), error)
-
-    def topic(self) -> str:
-        return self._record.topic
-
-    def partition(self) -> int:
-        return self._record.partition
-
-    def offset(self) -> int:
-        return self._record.offset
-
-    def key(self) -> bytes | None:
-        return self._record.key
-
-    def value(self) -> bytes | None:
-        return self._record.value
-
-    def timestamp(self) -> tuple[int, int]:
-        return TIMESTAMP_LOG_APPEND_TIME if self._is_stamped else TIMESTAMP_NOT_AVAILABLE, self._record.timestamp
-
-    def error(self) -> KafkaError | None:
-        return self._error
+def event(tp: TP, offset: int, error: KafkaError | int) -> Message:
+    """Return what comes in place of a record: the end of a partition, or an error."""
+    return Message(*tp, offset, error=KafkaError(error) if isinstance(error, int) else error)
 
 
 class Cluster:
@@ -81,7 +54,7 @@ class Cluster:
         self.clock: Callable[[], int] | None = None  # of a broker that sets the times of records
         self.hold = False
         self.error: Callable[[str, bytes | None], KafkaError | None] = lambda topic, key: None
-        self.incoming: list[FakeMessage] = []  # what the next consumer gets first
+        self.incoming: list[Message] = []  # what the next consumer gets first
         self.reads = 0  # records that consumers got
 
     @classmethod
@@ -99,10 +72,20 @@ class Cluster:
             self.written.append(record)
             return record
 
+    def message(self, record: Record) -> Message:
+        """Return a record as clients get it; only a broker with a clock sets its time."""
+        kind = TIMESTAMP_NOT_AVAILABLE if self.clock is None else TIMESTAMP_LOG_APPEND_TIME
+        return Message(*record[:3], record.key, record.value, timestamp=(kind, record.timestamp))
+
     def records(self, topic: str) -> list[Record]:
         """Return the records of a topic, partition by partition."""
         with self.lock:
             return [one for tp, log in sorted(self.logs.items()) if tp.topic == topic for one in log if one is not None]
+
+    def table(self, topic: str, partition: int) -> dict[Any, Record]:
+        """Return the last record of every key of a partition that is not deleted."""
+        newest = {record.key: record for record in self.logs[TP(topic, partition)] if record is not None}
+        return {key: record for key, record in newest.items() if record.value is not None}
 
     def values(self, topic: str) -> list[bytes]:
         return [record.value for record in self.records(topic) if record.value is not None]
@@ -168,12 +151,12 @@ class FakeConsumer:
             self._joined, self.owned = cluster.generation, cluster.share(self)
         self._callbacks["on_assign"](self, [TopicPartition(*tp) for tp in self.owned])
 
-    def poll(self, timeout: float = 0.0) -> FakeMessage | None:
+    def poll(self, timeout: float = 0.0) -> Message | None:
         self._rebalance()
         found = self.consume(1, timeout)
         return found[0] if found else None
 
-    def consume(self, most: int, timeout: float = 0.0) -> list[FakeMessage]:
+    def consume(self, most: int, timeout: float = 0.0) -> list[Message]:
         deadline = time.monotonic() + min(timeout, MOST_WAIT)
         while True:
             found = self._take(most)
@@ -181,7 +164,7 @@ class FakeConsumer:
                 return found
             time.sleep(0.001)
 
-    def _take(self, most: int) -> list[FakeMessage]:
+    def _take(self, most: int) -> list[Message]:
         cluster = self.cluster
         with cluster.lock:
             found, cluster.incoming = cluster.incoming[:most], cluster.incoming[most:]
@@ -192,19 +175,18 @@ class FakeConsumer:
                 if not cluster.firsts[tp] <= position <= end:
                     if self._ends.get(tp) != -1:
                         self._ends[tp] = -1
-                        error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-                        found.append(FakeMessage.without_record(tp, position, error))
+                        found.append(event(tp, position, KafkaError._AUTO_OFFSET_RESET))
                     continue
                 while position < end and len(found) < most:
                     record = log[position]
                     position += 1
                     if record is not None:
-                        found.append(FakeMessage(record, is_stamped=cluster.clock is not None))
+                        found.append(cluster.message(record))
                         cluster.reads += 1
                 self.reading[tp] = position
                 if position == end != self._ends.get(tp) and len(found) < most:
                     self._ends[tp] = end
-                    found.append(FakeMessage.without_record(tp, end, KafkaError(KafkaError._PARTITION_EOF)))
+                    found.append(event(tp, end, KafkaError._PARTITION_EOF))
         return found
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
@@ -239,7 +221,7 @@ class Write(NamedTuple):
     tp: TP
     key: bytes | None
     value: bytes | None
-    report: Callable[[KafkaError | None, FakeMessage], None]
+    report: Callable[[KafkaError | None, Message], None]
 
 
 class FakeProducer:
@@ -274,7 +256,7 @@ class FakeProducer:
         record = Record(*write.tp, -1, 0, write.key, write.value)
         if error is None:
             record = self.cluster.append(*write.tp, write.key, write.value)
-        write.report(error, FakeMessage(record, is_stamped=self.cluster.clock is not None))
+        write.report(error, self.cluster.message(record))
 
     def poll(self, timeout: float) -> int:
         writes = [] if self.cluster.hold else list(self.pending)

@@ -13,7 +13,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from tests.embedded.traffic import START, arrivals, settings
-from tests.transport.fake import in_loop, new_partitions, until
+from tests.programs import until
+from tests.transport.fake import new_partitions
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeProducer
 from worker.errors import FailedError
 from worker.kafka import app as app_module
@@ -101,7 +102,6 @@ def committed(cluster: Cluster) -> int:
     return sum(offset for (topic, _), offset in cluster.committed.items() if topic == TOPICS.arrivals)
 
 
-@in_loop
 async def test_nothing_is_committed_before_its_results_are_durable(cluster: Cluster) -> None:
     async with worker() as running:
         cluster.hold = True
@@ -113,7 +113,6 @@ async def test_nothing_is_committed_before_its_results_are_durable(cluster: Clus
         await until(lambda: committed(cluster) == 8)
 
 
-@in_loop
 async def test_the_next_worker_recovers_the_sessions_and_answers_no_arrival_again(cluster: Cluster) -> None:
     async with worker():
         await serve(cluster, 12)
@@ -125,7 +124,6 @@ async def test_the_next_worker_recovers_the_sessions_and_answers_no_arrival_agai
     assert len(cluster.values(TOPICS.decisions)) == written + 4
 
 
-@in_loop
 async def test_workers_share_the_partitions_and_one_of_them_learns(cluster: Cluster) -> None:
     async with worker() as first:
         await serve(cluster, 8)
@@ -141,7 +139,6 @@ async def test_workers_share_the_partitions_and_one_of_them_learns(cluster: Clus
     assert len(cluster.values(TOPICS.decisions)) == 24
 
 
-@in_loop
 async def test_lost_partitions_are_neither_committed_nor_kept(cluster: Cluster) -> None:
     async with worker() as running:
         cluster.hold = True
@@ -157,7 +154,6 @@ async def test_lost_partitions_are_neither_committed_nor_kept(cluster: Cluster) 
         await until(lambda: committed(cluster) == 8)
 
 
-@in_loop
 async def test_a_write_that_the_broker_refuses_ends_the_worker_and_commits_nothing(cluster: Cluster) -> None:
     async with worker() as running:
         too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
@@ -169,7 +165,6 @@ async def test_a_write_that_the_broker_refuses_ends_the_worker_and_commits_nothi
 
 
 @pytest.mark.parametrize("moment", range(4))
-@in_loop
 async def test_a_rebalance_in_the_middle_of_a_recovery_loses_no_session(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:

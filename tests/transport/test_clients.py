@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from tests.mock_cluster import PARTITIONS, MockCluster
 from worker.errors import FailedError, InputError
-from worker.kafka.clients import partition_counts, topic_reader
+from worker.kafka.clients import TopicReader, partition_counts
 from worker.kafka.connection import LIBRARY_LOG, Connection
 from worker.kafka.topics import FoundTopic, compressed_inputs, largest_record
 from worker.stream.topology import LEAST_BYTES, MOST_BYTES, Topics
@@ -115,7 +115,7 @@ def brokers() -> Iterator[MockCluster]:
 
 
 def test_an_error_of_one_partition_loses_no_record_of_another(brokers: MockCluster) -> None:
-    with topic_reader(brokers.connection, auto_offset_reset="error") as reader:
+    with TopicReader(brokers.connection, auto_offset_reset="error") as reader:
         reader.read_from({(TOPIC, 0): 99, **{(TOPIC, partition): 0 for partition in range(1, PARTITIONS)}})
         values, errors = [], []
         while not errors or len(reader.at_end) < PARTITIONS - 1:
@@ -128,7 +128,7 @@ def test_an_error_of_one_partition_loses_no_record_of_another(brokers: MockClust
 
 
 def test_reading_others_and_from_elsewhere_returns_nothing_of_before(brokers: MockCluster) -> None:
-    with topic_reader(brokers.connection) as reader:
+    with TopicReader(brokers.connection) as reader:
         reader.read_from({(TOPIC, 0): 0, (TOPIC, 1): 0})
         while not reader.poll(1.0, most=3):
             pass
@@ -152,6 +152,6 @@ def test_a_new_topic_whose_leader_is_not_known_yet_is_asked_for_again(
             return super().get_watermark_offsets(*arguments)
 
     monkeypatch.setattr("worker.kafka.clients.Consumer", NewTopic)
-    with topic_reader(brokers.connection) as reader:
+    with TopicReader(brokers.connection) as reader:
         assert reader.bounds(TOPIC) == (0, 10)
     assert not refusals

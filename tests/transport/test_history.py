@@ -67,10 +67,10 @@ def test_the_index_is_read_and_then_one_version_however_long_the_topic_is() -> N
     topic.reads = 0
     reader = topic.history_reader()
     assert topic.reads == 1, "the index only"
-    assert tags(reader.held) == {"good": 57}
-    assert [kept.version for kept in reader.held.values()].count(57) == 2
-    assert {kept.version for slot, kept in reader.held.items() if slot.startswith("recent/")} == set(range(54, 60))
-    assert {kept.version for slot, kept in reader.held.items() if slot.startswith("hour/")} >= {0, 5, 11, 17, 53, 59}
+    assert tags(reader.slots) == {"good": 57}
+    assert [kept.version for kept in reader.slots.values()].count(57) == 2
+    assert {kept.version for slot, kept in reader.slots.items() if slot.startswith("recent/")} == set(range(54, 60))
+    assert {kept.version for slot, kept in reader.slots.items() if slot.startswith("hour/")} >= {0, 5, 11, 17, 53, 59}
     assert reader.find("tag/good") == made[57]
     assert reader.find("tag/none") is None
 
@@ -106,10 +106,10 @@ def test_learners_that_die_anywhere_or_write_at_the_same_time_lose_nothing(seed:
     topic.error = lambda topic, key: None
     topic.history_writer().keep(last(made, len(made)))
     reader = topic.history_reader()
-    kept = {kept.version for kept in reader.held.values()}
+    kept = {kept.version for kept in reader.slots.values()}
     assert {one.version for one in made if one.made_at > made[-1].made_at - HOUR} <= kept
-    assert all(tags(reader.held).get(name, -1) in possible for name, possible in tagged.items())
-    for slot in reader.held:
+    assert all(tags(reader.slots).get(name, -1) in possible for name, possible in tagged.items())
+    for slot in reader.slots:
         found = reader.find(slot)
         assert found is not None
         assert found == made[found.version]
@@ -117,8 +117,8 @@ def test_learners_that_die_anywhere_or_write_at_the_same_time_lose_nothing(seed:
     whole = HistoryReader(topic.reader(), TOPIC)
     whole.position = 0
     whole.refresh()
-    assert {slot: kept.version for slot, kept in whole.held.items()} == {
-        slot: kept.version for slot, kept in reader.held.items()
+    assert {slot: kept.version for slot, kept in whole.slots.items()} == {
+        slot: kept.version for slot, kept in reader.slots.items()
     }
 
 
@@ -148,7 +148,7 @@ def test_an_index_that_points_to_compacted_records_is_made_again_from_the_topic(
     topic, made = Topic(), versions(3)
     topic.history_writer().keep(made)
     reader = topic.history_reader()
-    reader.held = {slot: kept._replace(offset=99) for slot, kept in reader.held.items()}
+    reader.slots = {slot: kept._replace(offset=99) for slot, kept in reader.slots.items()}
     assert reader.find(recent_slot(1)) == made[1]
 
 
@@ -171,7 +171,7 @@ def test_the_learner_keeps_what_it_publishes_and_tags_before_the_next_version(
     assert topic.keys() == [b"recent/0", b"recent/1", b"tag/good", b"recent/2", b"tag/old", b"tag/old"]
     assert topic.history[-2].value is None
     reader = topic.history_reader()
-    assert reader.held[tag_slot("good")] == KeptVersion(1, 0, reader.held[tag_slot("good")].offset)
+    assert reader.slots[tag_slot("good")] == KeptVersion(1, 0, reader.slots[tag_slot("good")].offset)
     good = reader.find("tag/good")
     assert good is not None
     assert good.sha256 == outcome.versions[0].sha256

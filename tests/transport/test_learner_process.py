@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.transport.fake import in_loop, until
+from tests.programs import until
 from worker.errors import FailedError
 from worker.metrics.troubles import TroubleLog
 from worker.runtime import supervision
@@ -59,7 +59,6 @@ class Supervised(LearnerProcess):
         return next((one.example for one in self.troubles.active() if one.name == "learner-down"), "")
 
 
-@in_loop
 async def test_reports_are_passed_on_and_the_position_is_kept_until_the_journal_is_revoked() -> None:
     status = """report('{"position":7,"watermark":5,"episodes":[{"version":3}]}')"""
     process = Supervised(*learner(status, "time.sleep(60)"))
@@ -77,7 +76,6 @@ async def test_reports_are_passed_on_and_the_position_is_kept_until_the_journal_
 
 
 @pytest.mark.parametrize("by", ["assign", "stop", "cancel"])
-@in_loop
 async def test_the_process_is_killed_when_the_journal_is_revoked_or_the_worker_stops(by: str) -> None:
     process = Supervised(*learner(REPORT_PID, "time.sleep(60)"))
     running = asyncio.ensure_future(process.run())
@@ -104,7 +102,6 @@ async def test_the_process_is_killed_when_the_journal_is_revoked_or_the_worker_s
     ],
     ids=["exit", "failure", "garbage", "half a line", "a report that cannot be handled"],
 )
-@in_loop
 async def test_however_the_process_ends_it_is_started_again_and_the_trouble_is_known(end: str, reason: str) -> None:
     def on_status(status: LearnerStatus) -> None:
         if status.watermark == 13:
@@ -119,7 +116,6 @@ async def test_however_the_process_ends_it_is_started_again_and_the_trouble_is_k
     assert process.trouble == ""  # the journal is elsewhere
 
 
-@in_loop
 async def test_a_process_that_recovers_ends_the_trouble(tmp_path: Path) -> None:
     once, recovered = tmp_path / "once", tmp_path / "recovered"
     lines = (f"first = not os.path.exists({str(once)!r}); open({str(once)!r}, 'w')", "first and sys.exit(1)")
@@ -137,7 +133,6 @@ async def test_a_process_that_recovers_ends_the_trouble(tmp_path: Path) -> None:
     await process.stop()
 
 
-@in_loop
 async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     process = Supervised("/no/such/program")
     await until(lambda: "No such file" in process.trouble)
@@ -148,7 +143,6 @@ async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
 # ── other tasks ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@in_loop
 async def test_a_task_that_fails_or_returns_is_reported_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     runs: list[int] = []
     troubles = TroubleLog()
@@ -169,7 +163,6 @@ async def test_a_task_that_fails_or_returns_is_reported_and_runs_again(caplog: p
     await asyncio.wait([task])
 
 
-@in_loop
 async def test_a_task_that_fails_on_purpose_ends_the_worker() -> None:
     async def work() -> None:
         raise FailedError("as a test")

@@ -14,8 +14,8 @@ from confluent_kafka import KafkaError
 from faust.types import TP
 
 from tests.embedded.traffic import ARMS, START, settings
-from tests.transport.fake import in_loop, until
-from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeMessage
+from tests.programs import until
+from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, event
 from worker.errors import FailedError, InputError
 from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader, with_dimension
 from worker.kafka.settings import WorkerSettings
@@ -65,7 +65,6 @@ def version(number: int, **changes: Any) -> Parameters:
     return replace(ZERO, version=number, journal_offset=number, **changes)
 
 
-@in_loop
 async def test_versions_come_with_prepared_planners(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[int]()
     monkeypatch.setattr("worker.kafka.parameters.prepared", lambda one: made.append(one.version) or None)
@@ -79,7 +78,6 @@ async def test_versions_come_with_prepared_planners(cluster: Cluster, monkeypatc
     assert made == [0, 1]
 
 
-@in_loop
 async def test_catching_up_returns_when_all_is_taken_that_was_there(cluster: Cluster) -> None:
     async with reading() as (reader, published, _):
         caught_up = asyncio.create_task(reader.catch_up())
@@ -94,17 +92,15 @@ async def test_catching_up_returns_when_all_is_taken_that_was_there(cluster: Clu
         assert published.version == 3
 
 
-@in_loop
 async def test_a_topic_that_cannot_be_read_is_trouble_and_read_again(cluster: Cluster) -> None:
     publish(cluster, ZERO)
-    cluster.incoming = [FakeMessage.without_record(PLACE, 0, KafkaError(KafkaError._TRANSPORT))]
+    cluster.incoming = [event(PLACE, 0, KafkaError._TRANSPORT)]
     async with reading() as (reader, published, metrics):
         await reader.catch_up()
         assert published.version == 0
         await until(lambda: metrics.troubles.totals().get("versions-down") == 1 and not metrics.troubles.active())
 
 
-@in_loop
 async def test_a_record_that_is_no_version_is_refused_and_the_next_is_taken(cluster: Cluster) -> None:
     publish(cluster, ZERO)
     cluster.append(*PLACE, b"0", b"{")
@@ -116,7 +112,6 @@ async def test_a_record_that_is_no_version_is_refused_and_the_next_is_taken(clus
         assert metrics.registry.get_sample_value("adcascade_refused_versions_total") == 1
 
 
-@in_loop
 async def test_a_version_that_this_worker_cannot_serve_by_ends_it(cluster: Cluster) -> None:
     publish(cluster, Parameters.first(settings(dim=settings().dim + 1), ARMS))
     async with reading() as (reader, _, _metrics):

@@ -12,7 +12,7 @@ from faust.types import TP
 
 from tests.embedded.traffic import ARMS, SECOND, START, settings
 from tests.kafka.golden import Golden, last_decisions
-from tests.transport.fake import ZERO, FakeWorker, in_loop, new_partitions, settle
+from tests.transport.fake import ZERO, FakeWorker, new_partitions, settle
 from tests.transport.memory import Cluster
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
@@ -103,7 +103,6 @@ async def disturbed(golden: Golden, kafka: Cluster, seed: int, shares: Shares = 
 
 
 @pytest.mark.parametrize("seed", range(12))
-@in_loop
 async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journal(golden: Golden, seed: int) -> None:
     kafka = Cluster.with_topics(TOPICS, PARTITIONS)
     worker = await disturbed(golden, kafka, seed)
@@ -119,7 +118,6 @@ async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journa
 
 
 @pytest.mark.parametrize("seed", range(4))
-@in_loop
 async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count_all(golden: Golden, seed: int) -> None:
     kafka, share = Cluster.with_topics(TOPICS, PARTITIONS), 0.4
     worker = await disturbed(golden, kafka, seed, Shares(share, share))
@@ -143,7 +141,6 @@ async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count
     assert worker.imbalance() == 0
 
 
-@in_loop
 async def test_a_partition_that_lags_keeps_its_target_and_holds_time_back(golden: Golden) -> None:
     kafka = Cluster.with_topics(TOPICS, PARTITIONS)
     worker = WorkerOnFake(kafka)
@@ -175,7 +172,6 @@ HOUR = 3_600_000
         pytest.param(False, range(3, 7), HOUR, id="an hour ahead for four seconds, without the time of the broker"),
     ],
 )
-@in_loop
 async def test_a_wrong_clock_costs_no_session_and_no_feedback(
     golden: Golden, broker: bool, wrong: range, error: int
 ) -> None:

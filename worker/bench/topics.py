@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 import orjson
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from worker.bandit.arrays import Floats
@@ -137,5 +137,5 @@ def write_backlog(connection: Connection, names: Topics, count: int, partitions:
 
 def decisions_in(admin: AdminClient, names: Topics, partitions: int) -> int:
     """Return the number of decisions that were written so far."""
-    tps = [TopicPartition(names.decisions, number) for number in range(partitions)]
-    return sum(offsets_of(admin, tps, END).values())
+    places = [(names.decisions, number) for number in range(partitions)]
+    return sum(offsets_of(admin, places, END).values())

@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from worker.client.decision import AdDecision, from_record
 from worker.client.exchange import ClientCounts, Exchange
 from worker.client.kafka import KafkaTransport
-from worker.client.transport import (
-    ClientTransport,
-    Context,
-    Keyed,
-    UndeliveredError,
-    check_session_id,
-    encode_arrival,
-    encode_request,
-)
+from worker.client.transport import ClientTransport, Context, Keyed, UndeliveredError, check_session_id, encode_arrival
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.runtime.clock import wall_clock
@@ -116,9 +108,9 @@ class Client:
         """
         session_id = uuid.uuid4().hex if session_id is None else session_id
         check_session_id(session_id)
-        request = encode_request(context, exclude)
         occurred_at = self._now() if occurred_at is None else occurred_at
-        record = Keyed("arrivals", session_id.encode(), encode_arrival(session_id, occurred_at, request))
+        value, request = encode_arrival(session_id, occurred_at, context, exclude)
+        record = Keyed("arrivals", session_id.encode(), value)
         try:
             known = await self._exchange.arrive(record, request, self._deadline(within))
         except Rejected as rejected:

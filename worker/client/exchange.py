@@ -21,7 +21,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from worker.client.transport import ClientTransport, Keyed
@@ -37,10 +36,6 @@ REUSED: Final = "another arrival has this session_id; ids must be unique"
 Ending: TypeAlias = Literal["clicked", "exhausted"]
 
 
-#: A decision is decoded when it comes, when it is answered and when its feedback comes; the last ones are kept.
-_decoded: Final = lru_cache(maxsize=2_048)(decode_decision)
-
-
 class Known(NamedTuple):
     """The decision of a session as it came, its position, and the partition of the session.
 
@@ -53,7 +48,7 @@ class Known(NamedTuple):
 
     def decision(self) -> Decision:
         """Decode the decision."""
-        return _decoded(self.value)
+        return decode_decision(self.value)
 
 
 @dataclass(slots=True)
@@ -89,7 +84,7 @@ class _Session:
     ending: Ending | None = None
     asking: int = 0  # requests that wait for the answer to the arrival
     given_up: bool = False
-    waits: tuple[tuple[int, asyncio.Future[Known | None]], ...] = ()
+    waits: tuple[tuple[int, asyncio.Future[Known]], ...] = ()
 
 
 class Exchange:
@@ -239,7 +234,7 @@ class Exchange:
             if session is None and not others:
                 continue
             try:
-                position = _decoded(value).position
+                position = decode_decision(value).position
             except Rejected as rejected:
                 log.warning("%s: not a decision: %s", record.where, rejected)
                 continue
@@ -263,14 +258,14 @@ class Exchange:
     async def _wait(self, session: _Session, position: int, deadline: float) -> Known | None:
         known = session.known
         if known is None or known.position < position:
-            loop = asyncio.get_running_loop()
-            wait = (position, loop.create_future())
+            wait = (position, asyncio.get_running_loop().create_future())
             session.waits += (wait,)
-            timer = loop.call_at(deadline, _give_up, wait[1])
             try:
-                known = await wait[1]
+                async with asyncio.timeout_at(deadline):
+                    known = await wait[1]
+            except TimeoutError:
+                known = None
             finally:
-                timer.cancel()
                 if wait in session.waits:  # not if it was answered
                     session.waits = tuple(other for other in session.waits if other is not wait)
                     session.given_up = True
@@ -297,8 +292,3 @@ class Exchange:
                 break
         added = sessions[key] = _Session(now)
         return added
-
-
-def _give_up(answer: asyncio.Future[Known | None]) -> None:
-    if not answer.done():
-        answer.set_result(None)

@@ -23,21 +23,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
 
 from worker.client.transport import Keyed, Receive, UndeliveredError
 from worker.errors import FailedError
-from worker.kafka.clients import (
-    END,
-    TopicReader,
-    offsets_of,
-    partition_counts,
-    readable_errors,
-    record_of,
-)
+from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection, reason_of
-from worker.stream.partitioning import murmur2_partition
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import Record, Topics, murmur2_partition
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +72,7 @@ class KafkaTransport:
         self._reports: list[_Report] = []  # of the thread
         self._polls: deque[tuple[list[Record], list[_Report]]] = deque()  # appended by the thread, removed by the loop
         self._found_partitions = 0  # set by the loop, read by the thread
-        self._stopping, self._stopped = threading.Event(), asyncio.Event()
+        self._stopping = threading.Event()
         self.partitions = 0
         self.trouble: str | None = "not connected"
 
@@ -106,7 +98,7 @@ class KafkaTransport:
         self.partitions = counts[topics.decisions]
         # Nobody needs the ends of partitions here, and each would wake the thread.
         self._reader = TopicReader(connection, auto_offset_reset="latest", enable_partition_eof=False)
-        decisions = [TopicPartition(topics.decisions, number) for number in range(self.partitions)]
+        decisions = [(topics.decisions, number) for number in range(self.partitions)]
         self._reader.read_from(offsets_of(self._reader.admin, decisions, END))
         self._producer = Producer(
             connection.configuration(
@@ -126,8 +118,7 @@ class KafkaTransport:
             return
         self._watching.cancel()
         self._stopping.set()
-        await self._stopped.wait()
-        self._thread.join()
+        await asyncio.to_thread(self._thread.join)
 
     # ── records out, in the loop ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -171,18 +162,15 @@ class KafkaTransport:
 
     def _run(self) -> None:
         """Poll until the transport is stopped and everything sent is delivered or given up."""
-        try:
-            while not (self._stopping.is_set() or self._loop.is_closed()) or len(self._producer):
-                decisions = self._read()
-                self._producer.poll(0)
-                if decisions or self._reports:
-                    self._polls.append((decisions, self._reports))
-                    self._reports = []
-                    self._in_loop(self._on_poll)
-            self._reader.close()
-            self._producer.close()
-        finally:
-            self._in_loop(self._stopped.set)
+        while not (self._stopping.is_set() or self._loop.is_closed()) or len(self._producer):
+            decisions = self._read()
+            self._producer.poll(0)
+            if decisions or self._reports:
+                self._polls.append((decisions, self._reports))
+                self._reports = []
+                self._in_loop(self._on_poll)
+        self._reader.close()
+        self._producer.close()
 
     def _read(self) -> list[Record]:
         """Return the next decisions; wait for the first of them."""

@@ -62,11 +62,11 @@ class ClientTransport(Protocol):
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def encode_request(context: Context, exclude: Sequence[str]) -> bytes:
-    """Return what an arrival asks for, as the members of a JSON object without its braces.
+def encode_arrival(session_id: str, occurred_at: int, context: Context, exclude: Sequence[str]) -> tuple[bytes, bytes]:
+    """Return the record of an arrival, and the part of it that a repetition must share.
 
-    >>> encode_request([1.0, 2.0], ["shoes"])
-    b'"context":[1.0,2.0],"exclude":["shoes"]'
+    >>> encode_arrival("s", 5, [1.0, 2.0], ["shoes"])[0]
+    b'{"session_id":"s","occurred_at":5,"context":[1.0,2.0],"exclude":["shoes"]}'
     """
     numbers = context.values() if isinstance(context, Mapping) else context
     for number in numbers:
@@ -76,18 +76,10 @@ def encode_request(context: Context, exclude: Sequence[str]) -> bytes:
     if exclude:
         document["exclude"] = list(exclude)
     try:
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        request = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise InputError(f"the context or the exclusions cannot be written as JSON: {error}") from None
-
-
-def encode_arrival(session_id: str, occurred_at: int, request: bytes) -> bytes:
-    """Return the record of an arrival.
-
-    >>> encode_arrival("s", 5, b'"context":[1.0]')
-    b'{"session_id":"s","occurred_at":5,"context":[1.0]}'
-    """
-    return b'{"session_id":%b,"occurred_at":%d,%b}' % (orjson.dumps(session_id), occurred_at, request)
+    return b'{"session_id":%b,"occurred_at":%d,%b' % (orjson.dumps(session_id), occurred_at, request[1:]), request
 
 
 def check_session_id(session_id: str) -> None:

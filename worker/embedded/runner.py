@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
+from zlib import crc32
 
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
@@ -22,7 +23,6 @@ from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import Episode, Order, Progress
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.partitioning import PartitionSurvey, crc32_partition
 from worker.stream.serving import Serving, handle_together
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.table import SessionRoom
@@ -94,7 +94,7 @@ class Embedded:
         self.versions = Versions(history[0] if history else self.learner.current)
         for parameters in history[1:]:
             self.versions.learn(parameters)
-        room, survey = SessionRoom(max_open_sessions), PartitionSurvey(self.topics, partitions)
+        room = SessionRoom(max_open_sessions)
         self.tasks = [
             Serving(
                 self.versions,
@@ -104,7 +104,6 @@ class Embedded:
                 secret=secret,
                 keep_changelog=state is not None,
                 room=room,
-                survey=survey,
             )
             for partition in range(partitions)
         ]
@@ -131,7 +130,7 @@ class Embedded:
 
     def partition_of(self, key: bytes) -> int:
         """Return the partition of a key."""
-        return crc32_partition(key, len(self.tasks))
+        return crc32(key) % len(self.tasks)
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from worker.kafka.clients import record_of, topic_reader
+from worker.kafka.clients import TopicReader, record_of
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.parameters import decoded
 from worker.stream.parameters import Parameters
@@ -60,7 +60,7 @@ class PublishedModel:
                 self._stopping.wait(_PAUSE)
 
     def _read(self) -> None:
-        with topic_reader(self._connection) as reader:
+        with TopicReader(self._connection) as reader:
             reader.read_from({(self._topic, ONLY_PARTITION): 0})
             while not self._stopping.is_set():
                 for parameters in decoded(map(record_of, reader.poll(_POLL_WAIT))):

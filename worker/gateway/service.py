@@ -23,17 +23,11 @@ import orjson
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
-from worker.http.service import (
-    Answer,
-    ArriveRequest,
-    FeedbackRequest,
-    UnavailableError,
-    fallback_answer,
-    judged_arrival,
-)
+from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, fallback_answer
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.reading import judged_arrival
 from worker.stream.slates import SlatePlanner
 
 FALLBACK_SHOWN = (

@@ -18,12 +18,9 @@ from typing import Literal, NamedTuple, Protocol
 import orjson
 
 from worker.errors import AdcascadeError
-from worker.stream.decoding import Limits, decode_arrival
 from worker.stream.encoding import encode_decision
 from worker.stream.events import Arrival
-from worker.stream.features import context_encoder
 from worker.stream.session import Session
-from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
 
 #: How a session ended; `expired`: its time for feedback is over.
@@ -102,19 +99,6 @@ class Answer(NamedTuple):
             document: dict[str, object] = {"session_id": self.session_id, "ended": self.ended}
             return orjson.dumps({**document, "fallback": True} if self.fallback else document)
         return self.decision[:-1] + b',"fallback":true}' if self.fallback else self.decision
-
-
-def judged_arrival(record: bytes, now: int, settings: LearningSettings, limits: Limits) -> Arrival:
-    """Read the record of an arrival as the workers do; raises `Rejected`."""
-    return decode_arrival(
-        record,
-        limits=limits,
-        dim=settings.dim,
-        timestamp=now,
-        grace=settings.grace,
-        encoder=context_encoder(settings.features),
-        standardise=settings.standardise,
-    )
 
 
 def fallback_answer(planner: SlatePlanner, arrival: Arrival) -> Answer:

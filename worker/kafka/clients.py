@@ -89,14 +89,6 @@ def durable_producer(connection: Connection, **settings: Any) -> Producer:
     )
 
 
-@contextmanager
-def topic_reader(connection: Connection, **settings: Any) -> Iterator[TopicReader]:
-    """Yield a reader outside of any group; `settings` are librdkafka's, with ``_`` for ``.``."""
-    reader = TopicReader(connection, **settings)
-    with closing(reader):
-        yield reader
-
-
 # ── metadata ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -118,13 +110,13 @@ def partition_counts(connection: Connection, *topics: str) -> dict[str, int]:
 
 
 def offsets_of(
-    admin: AdminClient, partitions: Iterable[TopicPartition], spec: OffsetSpec
+    admin: AdminClient, partitions: Iterable[tuple[str, int]], spec: OffsetSpec
 ) -> dict[tuple[str, int], int]:
     """Return an offset of each partition, by topic and number: `BEGINNING`, `END` or that of a time.
 
     The end is that of the committed records. After the last record of a time there is none: the offset is -1 then.
     """
-    wanted = dict.fromkeys(partitions, spec)
+    wanted = {TopicPartition(*place): spec for place in partitions}
     if not wanted:
         return {}
 
@@ -181,7 +173,8 @@ class TopicReader:
     """Reads partitions outside of any group. It commits nothing and reads committed records only.
 
     `positions` has the offset that comes next, by topic and number. It also moves over what is no record: deleted ones
-    and the marks of transactions. `at_end` has the partitions that were read to their end.
+    and the marks of transactions. `at_end` has the partitions that were read to their end. `settings` are librdkafka's,
+    with ``_`` for ``.``.
     """
 
     def __init__(self, connection: Connection, **settings: Any) -> None:
@@ -209,9 +202,9 @@ class TopicReader:
         """A client for offsets and metadata."""
         return admin_client(self._connection)
 
-    def bounds(self, topic: str, partition: int = ONLY_PARTITION) -> tuple[int, int]:
-        """Return the offset of the first record of a partition, and the offset after the last."""
-        consumer, tp = self._consumer, TopicPartition(topic, partition)
+    def bounds(self, topic: str) -> tuple[int, int]:
+        """Return the offset of the first record of a topic with one partition, and the offset after the last."""
+        consumer, tp = self._consumer, TopicPartition(topic, ONLY_PARTITION)
         first, end = _with_leaders(consumer, lambda: consumer.get_watermark_offsets(tp, REQUEST_TIMEOUT))
         return first, end
 
@@ -279,6 +272,12 @@ class TopicReader:
     def close(self) -> None:
         """Disconnect."""
         self._consumer.close()
+
+    def __enter__(self) -> TopicReader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def write(producer: Producer, topic: str, value: bytes | None, key: bytes | None = None) -> Message:

@@ -294,8 +294,7 @@ class Consumer(base.Consumer):
         return await self._list_offsets(partitions, END)
 
     async def _list_offsets(self, partitions: Iterable[TP], spec: OffsetSpec) -> dict[TP, int]:
-        wanted = [TopicPartition(*tp) for tp in partitions]
-        found = await self._patiently(lambda: asyncio.to_thread(offsets_of, self._offset_admin, wanted, spec))
+        found = await self._patiently(lambda: asyncio.to_thread(offsets_of, self._offset_admin, partitions, spec))
         return {TP(*place): offset for place, offset in found.items()}
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from worker.console import progress
 from worker.errors import FailedError, InputError
-from worker.kafka.clients import append, partition_counts, readable_errors, topic_reader
+from worker.kafka.clients import TopicReader, append, partition_counts, readable_errors
 from worker.kafka.connection import Connection
 from worker.kafka.history import HistoryReader
 from worker.kafka.parameters import decoded, published_versions
@@ -55,7 +55,7 @@ class KafkaControl:
     def slots(self) -> dict[str, KeptVersion]:
         """Return the versions in the history, by slot."""
         with self._history() as reader:
-            return reader.held
+            return reader.slots
 
     def load(self, slot: str) -> Parameters | None:
         """Return the version in a slot of the history."""
@@ -66,7 +66,7 @@ class KafkaControl:
     def _history(self) -> Iterator[HistoryReader]:
         topic = self._names.parameters_history
         partition_counts(self._connection, topic)
-        with readable_errors(self._connection), topic_reader(self._connection) as topics:
+        with readable_errors(self._connection), TopicReader(self._connection) as topics:
             reader = HistoryReader(topics, topic)
             reader.refresh()
             yield reader
@@ -95,7 +95,7 @@ class KafkaControl:
 
     def _send(self, event: Order, known: int) -> Parameters:
         start, versions = 0, dict[int, Parameters]()
-        with topic_reader(self._connection) as reader:
+        with TopicReader(self._connection) as reader:
 
             def look(offset: int) -> Parameters | None:
                 nonlocal start
@@ -109,7 +109,7 @@ class KafkaControl:
     def _send_tag(self, tag: Tag, reader: HistoryReader) -> None:
         def look(_: int) -> bool | None:
             reader.refresh()
-            return True if tags(reader.held).get(tag.name) == tag.version else None
+            return True if tags(reader.slots).get(tag.name) == tag.version else None
 
         self._answered(tag, look)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 from confluent_kafka import Producer
@@ -34,9 +33,6 @@ from worker.stream.version_records import encode_parameters
 
 log = logging.getLogger(__name__)
 
-#: How many of the last records are searched for the index before the whole topic is read.
-_TAILS: Final = (1, 32)
-
 
 class _Head(msgspec.Struct):
     """The fields of a version that the index has."""
@@ -49,17 +45,17 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 class HistoryReader:
-    """Reads the history; `held` has the slots as of the last `refresh`."""
+    """Reads the history; `slots` has the slots as of the last `refresh`."""
 
     def __init__(self, reader: TopicReader, topic: str) -> None:
         self._reader = reader
         self._topic = topic
-        self.held: dict[str, KeptVersion] = {}
-        #: The offset from which on records are not in `held`; -1 before the first `refresh`.
+        self.slots: dict[str, KeptVersion] = {}
+        #: The offset from which on records are not in `slots`; -1 before the first `refresh`.
         self.position = -1
 
     def refresh(self) -> None:
-        """Bring `held` up to date."""
+        """Bring `slots` up to date."""
         first, end = self._reader.bounds(self._topic)
         if not first <= self.position <= end:
             self._start(first, end)
@@ -70,28 +66,25 @@ class HistoryReader:
     def find(self, slot: str) -> Parameters | None:
         """Return the version in a slot; None if there is none that can be used."""
         found = self._load(slot)
-        if found is None and slot in self.held:
+        if found is None and slot in self.slots:
             log.warning("the index of %s is not right: the whole topic is read", self._topic)
-            self.held, self.position = {}, self._reader.bounds(self._topic)[0]
+            self.slots, self.position = {}, self._reader.bounds(self._topic)[0]
             self.refresh()
             found = self._load(slot)
         return found
 
     def _start(self, first: int, end: int) -> None:
-        """Take the last index; without one, begin with the first record."""
-        self.held, self.position = {}, first
-        for tail in _TAILS:
-            for record in self._reader.read_to(self._topic, max(first, end - tail), end):
-                if record.key == INDEX_KEY and record.value is not None:
-                    try:
-                        index = decode_index(record.value)
-                    except msgspec.DecodeError as error:
-                        log.warning("the index of %s at offset %d is passed over: %s", *self._at(record), error)
-                        continue
-                    through = index.through + (index.through == record.offset)
-                    self.held, self.position = dict(index.slots), min(max(first, through), end)
-            if self.held:
-                return
+        """Begin with the index, if that is the last record, or else with the first record."""
+        self.slots, self.position = {}, first
+        for record in self._reader.read_to(self._topic, max(first, end - 1), end):
+            if record.key == INDEX_KEY and record.value is not None:
+                try:
+                    index = decode_index(record.value)
+                except msgspec.DecodeError as error:
+                    log.warning("the index of %s at offset %d is passed over: %s", *self._at(record), error)
+                    return
+                through = index.through + (index.through == record.offset)
+                self.slots, self.position = dict(index.slots), min(max(first, through), end)
 
     def _take(self, record: Record) -> None:
         self.position = record.offset + 1
@@ -103,15 +96,15 @@ class HistoryReader:
             if not is_slot(slot):
                 raise ValueError("its key is no slot")
             if record.value is None:
-                self.held.pop(slot, None)
+                self.slots.pop(slot, None)
             else:
                 head = _decode_head(record.value)
-                self.held[slot] = KeptVersion(head.version, head.made_at, record.offset)
+                self.slots[slot] = KeptVersion(head.version, head.made_at, record.offset)
         except ValueError as error:
             log.warning("the record of %s at offset %d is passed over: %s", *self._at(record), error)
 
     def _load(self, slot: str) -> Parameters | None:
-        kept = self.held.get(slot)
+        kept = self.slots.get(slot)
         first, end = self._reader.bounds(self._topic)
         if kept is None or not first <= kept.offset < end:
             return None
@@ -142,25 +135,25 @@ class HistoryWriter:
         """Add the last versions, where they are missing, and thin."""
         reader = self._reader
         reader.refresh()
-        written, gone, held = changes(reader.held, versions)
+        written, gone, slots = changes(reader.slots, versions)
         for slot, parameters in written.items():
-            self._put(slot, held[slot], encode_parameters(parameters))
+            self._put(slot, slots[slot], encode_parameters(parameters))
         for slot in gone:
             self._delete(slot)
         if written or gone:
-            reader.held = {slot: kept._replace(offset=reader.held[slot].offset) for slot, kept in held.items()}
+            reader.slots = {slot: kept._replace(offset=reader.slots[slot].offset) for slot, kept in slots.items()}
             self._write_index()
 
     def tag(self, tag: Tag, versions: Sequence[Parameters]) -> None:
         """Give a version its name, or remove the name; a version that is not kept is reported and nothing changes."""
         reader, slot = self._reader, tag_slot(tag.name)
         reader.refresh()
-        if tags(reader.held).get(tag.name) == tag.version:
+        if tags(reader.slots).get(tag.name) == tag.version:
             return
         if tag.version is None:
             self._delete(slot)
         else:
-            source = slot_of(reader.held, tag.version)
+            source = slot_of(reader.slots, tag.version)
             parameters = next((one for one in versions if one.version == tag.version), None)
             if parameters is None and source is not None:
                 parameters = reader.find(source)
@@ -172,15 +165,15 @@ class HistoryWriter:
 
     def _put(self, slot: str, kept: KeptVersion, value: bytes) -> None:
         offset = self._write(slot.encode(), value)
-        self._reader.held[slot] = kept._replace(offset=offset)
+        self._reader.slots[slot] = kept._replace(offset=offset)
 
     def _delete(self, slot: str) -> None:
         self._write(slot.encode(), None)
-        self._reader.held.pop(slot, None)
+        self._reader.slots.pop(slot, None)
 
     def _write_index(self) -> None:
         reader = self._reader
-        self._write(INDEX_KEY, encode_index(HistoryIndex(through=reader.position, slots=reader.held)))
+        self._write(INDEX_KEY, encode_index(HistoryIndex(through=reader.position, slots=reader.slots)))
 
     def _write(self, key: bytes, value: bytes | None) -> int:
         offset = int(write(self._producer, self._topic, value, key).offset())

@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from worker.errors import FailedError
 from worker.kafka import parameters as parameters_topic
-from worker.kafka.clients import TopicReader, durable_producer, readable_errors, topic_reader, write
+from worker.kafka.clients import TopicReader, durable_producer, readable_errors, write
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.history import HistoryWriter
 from worker.kafka.parameters import PublishedParameters, Received, published_versions, with_dimension
@@ -68,8 +68,8 @@ def run_learner(
     with (
         readable_errors(connection),
         closing(durable_producer(connection)) as producer,
-        topic_reader(connection, auto_offset_reset="error", fetch_message_max_bytes=4 << 20, **BATCHING) as journal,
-        topic_reader(connection) as versions,
+        TopicReader(connection, auto_offset_reset="error", fetch_message_max_bytes=4 << 20, **BATCHING) as journal,
+        TopicReader(connection) as versions,
     ):
         publisher = JournalPublisher(topics, published, journal=journal, versions=versions, producer=producer)
         publisher.run(lambda: Learner(learning, arms, published.history))

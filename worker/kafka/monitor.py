@@ -90,12 +90,10 @@ class WorkerMonitor:
         """
         learner = self._learner
         lasted = self._watermark.seconds(learner.watermark if serves and learner.running else None)
-        if lasted > PATIENCE:
-            where = f"partition {learner.slowest}" if learner.slowest >= 0 else "the learner"
-            at = f"stands at {_time(learner.watermark)}" if learner.watermark else "has not reported"
-            self._metrics.troubles.set("watermark-stalled", f"{where} {at}, for {lasted:.0f} s")
-        else:
-            self._metrics.troubles.clear("watermark-stalled")
+        where = f"partition {learner.slowest}" if learner.slowest >= 0 else "the learner"
+        at = f"stands at {_time(learner.watermark)}" if learner.watermark else "has not reported"
+        example = f"{where} {at}, for {lasted:.0f} s" if lasted > PATIENCE else ""
+        self._metrics.troubles.set("watermark-stalled", example)
 
     def _look_at_settings(self, published: Parameters) -> None:
         """Report settings of this worker that differ from those of the newest version, unless this worker learns.
@@ -103,11 +101,9 @@ class WorkerMonitor:
         The worker that learns makes the next version with its own settings, so there they differ for one window.
         """
         changed = [] if self._learner.running else different(self._learning, published.settings)
-        if self._difference.seconds("differ" if changed else None) > PATIENCE:  # not while the learner moves here
-            example = f"version {published.version} has other values of {', '.join(changed)}"
-            self._metrics.troubles.set("settings-differ", example)
-        else:
-            self._metrics.troubles.clear("settings-differ")
+        lasts = self._difference.seconds("differ" if changed else None) > PATIENCE  # not while the learner moves here
+        example = f"version {published.version} has other values of {', '.join(changed)}" if lasts else ""
+        self._metrics.troubles.set("settings-differ", example)
 
     async def measure_lag(self, app: WorkerApp) -> None:
         """Count the records between the acknowledged positions and the ends of the topics."""

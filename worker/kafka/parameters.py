@@ -14,19 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from worker.errors import AdcascadeError, FailedError, InputError, OldVersionError, ParametersError
-from worker.kafka.clients import (
-    END,
-    TopicReader,
-    offsets_of,
-    partition_counts,
-    readable_errors,
-    record_of,
-    topic_reader,
-)
+from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection, reason_of
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
@@ -53,7 +45,7 @@ def published_versions(connection: Connection, topics: Topics) -> list[Parameter
     """Return the last versions of the parameters topic, oldest first."""
     partition_counts(connection, topics.parameters)
     kept: dict[int, Parameters] = {}
-    with readable_errors(connection), topic_reader(connection) as reader:
+    with readable_errors(connection), TopicReader(connection) as reader:
         for parameters in decoded(reader.read_to_end(topics.parameters), refuse_old=True):
             kept = keep(kept, parameters)
     return [kept[number] for number in sorted(kept)]
@@ -297,7 +289,7 @@ class VersionReader:
             await self._moved.wait_for(lambda: self.ready)
 
     def _find_end(self) -> int:
-        return offsets_of(self._admin, [TopicPartition(*self._place)], END)[self._place]
+        return offsets_of(self._admin, [self._place], END)[self._place]
 
     async def run(self) -> None:
         """Read until cancelled; raise `UnfitError` if this worker cannot serve by a version."""

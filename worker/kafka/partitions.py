@@ -6,7 +6,7 @@ Rules that hold in this file (docs/design.md §3):
   memory over a rebalance if everything was durable before and nobody else has written to its changelog since.
 - Journal, dead letters, changelog and decisions of a poll are written together, as one flight.
 - A poll of an earlier generation is dropped: its records are read again.
-- One bad record costs one dead letter, whatever it does to serving.
+- A record that makes serving raise costs one dead letter.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from worker.metrics import Metrics
 from worker.runtime.clock import Clock, ComparedClock, steady_clock, wall_clock
 from worker.secret import Secret
 from worker.stream.decoding import Limits
-from worker.stream.partitioning import PartitionSurvey
-from worker.stream.reading import OutputBounds
 from worker.stream.serving import Serving, handle_together
 from worker.stream.table import SessionRoom
 from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics, dead_letter
@@ -55,7 +53,6 @@ class Partitions:
     Parameters
     ----------
     know_versions : returns when all versions are known that are published now; called in every rebalance
-    count : the number of partitions of the inputs, if it is known
     most_bytes : the largest record that all output topics take
     """
 
@@ -71,14 +68,14 @@ class Partitions:
         steady: Clock = steady_clock,
         secret: Secret | None = None,
         max_open_sessions: int | None = None,
-        count: int | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self.servings: dict[int, Serving] = {}
         #: The time up to which the progress of each partition is durable.
         self.progress: dict[int, int] = {}
         self.parameters = parameters
-        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=self._report_clock, steady=steady)
+        report = partial(metrics.troubles.set, "clock")
+        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=report, steady=steady)
         self._topics = topics
         self._metrics = metrics
         self._know_versions = know_versions
@@ -90,8 +87,7 @@ class Partitions:
             limits=limits,
             secret=secret,
             room=SessionRoom(max_open_sessions),
-            survey=None if count is None else PartitionSurvey(topics, count),
-            bounds=OutputBounds(most_bytes),
+            most_bytes=most_bytes,
         )
         self._generation = self._next_number = -1
         self._knowing: asyncio.Task[None] | None = None
@@ -270,13 +266,6 @@ class Partitions:
                 waited = wall - queued - abs(batch.records[0].timestamp) / 1000
                 spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
         self._metrics.stages(spent)
-
-    def _report_clock(self, sentence: str) -> None:
-        troubles = self._metrics.troubles
-        if sentence:
-            troubles.set("clock", sentence)
-        else:
-            troubles.clear("clock")
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

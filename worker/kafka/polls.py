@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -67,13 +68,13 @@ class Flight:
         self._reported = 0
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Take a delivery report, in the client thread."""
+        """Count a delivery report, in the client thread."""
         if error is not None:
             self.error = error
         self._reported += 1
 
     def on_changelog_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Take the delivery report of a changelog record, in the client thread."""
+        """Count the delivery report of a changelog record, in the client thread."""
         if error is None:
             self.changelog[message.partition()] = message.offset()
         self.on_delivery(error, message)
@@ -171,7 +172,7 @@ class Writer:
         *,
         is_changelog: bool = False,
     ) -> None:
-        """Write keys with values to a partition; the flight takes their delivery reports."""
+        """Write keys with values to a partition; the flight gets their delivery reports."""
         queued = self._producer.produce_batch(
             topic,
             [{"key": key, "value": value} for key, value in pairs],
@@ -190,22 +191,17 @@ class Writer:
 
     async def write_one(self, topic: str, partition: int, value: bytes) -> Message:
         """Write a record without a key; return its delivery report when all replicas have it."""
-        loop = asyncio.get_running_loop()
-        written: asyncio.Future[Message] = loop.create_future()
+        written: Future[Message] = Future()
+        written.set_running_or_notify_cancel()  # from here on, only the delivery report ends it
 
-        def settle(error: KafkaError | None, message: Message) -> None:
-            if written.done():
-                return
+        def on_delivery(error: KafkaError | None, message: Message) -> None:  # in the client thread
             if error is None:
                 written.set_result(message)
             else:
                 written.set_exception(KafkaException(error))
 
-        def on_delivery(error: KafkaError | None, message: Message) -> None:  # in the client thread
-            loop.call_soon_threadsafe(settle, error, message)
-
         self._producer.produce(topic, value, None, partition, on_delivery=on_delivery)
-        return await written
+        return await asyncio.wrap_future(written)
 
 
 def _raise_to(numbers: dict[K, int], higher: Mapping[K, int]) -> None:

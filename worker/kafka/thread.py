@@ -18,7 +18,6 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -82,8 +81,7 @@ class ClientThread(threading.Thread):
         self._generation = self._number = 0
         self._is_over = self._is_revoking = False
         self._unhandled = 0  # polls of this generation
-        self._polls: deque[Poll] = deque()  # shared with the loop: appended here, removed there
-        self._arrived: asyncio.Future[None] | None = None  # of the loop
+        self._polls: asyncio.Queue[Poll] = asyncio.Queue()  # of the loop
 
     # ── in the loop ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,10 +124,7 @@ class ClientThread(threading.Thread):
 
     async def next_poll(self) -> Poll:
         """Return the next poll, of any generation."""
-        while not self._polls:
-            self._arrived = self._event_loop.create_future()
-            await self._arrived
-        return self._polls.popleft()
+        return await self._polls.get()
 
     def handled(self, generation: int) -> None:
         """Note that a poll of a generation is handled: there is room for the next."""
@@ -140,10 +135,6 @@ class ClientThread(threading.Thread):
 
         self._calls.put(release)
 
-    def _on_poll(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-
     async def close(self) -> None:
         """Leave the group and end."""
 
@@ -151,8 +142,7 @@ class ClientThread(threading.Thread):
             self._is_over = True
 
         await self.call(end)
-        while self.is_alive():  # noqa: ASYNC110 (a thread has no event)
-            await asyncio.sleep(IDLE_WAIT)
+        await asyncio.to_thread(self.join)
 
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -219,10 +209,10 @@ class ClientThread(threading.Thread):
                     lists[tp] = [record]
         if lists:
             made = [RecordList(TP(*tp), positions[tp], records) for tp, records in lists.items()]
-            self._polls.append(Poll(self._generation, self._number, made, monotonic()))
+            poll = Poll(self._generation, self._number, made, monotonic())
             self._number += 1
             self._unhandled += 1
-            self._in_loop(self._on_poll)
+            self._in_loop(partial(self._polls.put_nowait, poll))
 
     def _handle_error(
         self,
@@ -259,7 +249,7 @@ class ClientThread(threading.Thread):
         self._apply_positions()
 
     def _apply_positions(self) -> None:
-        # In a revocation librdkafka waits for `unassign`, and takes nothing else for it.
+        # In a revocation librdkafka waits for `unassign`, and accepts nothing else.
         if not self._is_revoking:
             self._group_consumer.assign([TopicPartition(*tp, offset) for tp, offset in self._positions.items()])
 

@@ -28,6 +28,8 @@ DAY = 24 * HOUR
 DEFAULT_RETENTION = 7 * DAY
 DEFAULT_PARTITIONS = 8
 MOST_REPLICAS = 3
+#: Seconds until the brokers know new topics.
+PATIENCE = 30.0
 
 #: The default of brokers: 1 MiB and the overhead of a batch.
 DEFAULT_BYTES = 1_048_588
@@ -148,24 +150,19 @@ def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[F
         if missing:
             _create(admin, new_topics(missing, replicas))
             wait_for_topics(admin, [topic.name for topic in missing])
-    return [
-        _compare(topic, found[topic.name], layout.replication)
-        if topic.name in found
-        else Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
-        for topic in wanted
-    ]
+    created = {
+        topic.name: Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
+        for topic in missing
+    }
+    return [created.get(topic.name) or _compare(topic, found, layout.replication) for topic in wanted]
 
 
 def check(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
     """Compare every topic with its wanted configuration."""
     with readable_errors(connection):
         found = _find_readable(admin_client(connection), names)
-    return [
-        _compare(topic, found[topic.name], layout.replication)
-        if topic.name in found
-        else Finding(topic=topic.name, state="missing", partitions=0, replicas=0, differences=("does not exist",))
-        for topic in layout.topics(names, _partitions(layout, names, found))
-    ]
+    wanted = layout.topics(names, _partitions(layout, names, found))
+    return [_compare(topic, found, layout.replication) for topic in wanted]
 
 
 def _partitions(layout: TopicLayout, names: Topics, found: Mapping[str, FoundTopic]) -> int:
@@ -176,7 +173,10 @@ def _partitions(layout: TopicLayout, names: Topics, found: Mapping[str, FoundTop
     return next(there, DEFAULT_PARTITIONS)
 
 
-def _compare(wanted: WantedTopic, found: FoundTopic, replication: int | None) -> Finding:
+def _compare(wanted: WantedTopic, topics: Mapping[str, FoundTopic], replication: int | None) -> Finding:
+    found = topics.get(wanted.name)
+    if found is None:
+        return Finding(topic=wanted.name, state="missing", partitions=0, replicas=0, differences=("does not exist",))
     differences = wanted.differences(found)
     if replication is not None and found.replicas != replication:
         differences.append(f"has {found.replicas} replicas, not {replication}")
@@ -229,12 +229,12 @@ def _create(admin: AdminClient, topics: list[NewTopic]) -> None:
             raise FailedError(f"{name} could not be created: {reason_of(error)}") from None
 
 
-def wait_for_topics(admin: AdminClient, topics: Collection[str], *, seconds: float = 30.0) -> None:
+def wait_for_topics(admin: AdminClient, topics: Collection[str]) -> None:
     """Wait until the brokers know new topics: a worker started right away must find them."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE
     while len(existing_topics(admin, topics)) < len(topics):
         if time.monotonic() > deadline:
-            raise FailedError(f"the topics are created, but not known to all brokers after {seconds:g} s")
+            raise FailedError(f"the topics are created, but not known to all brokers after {PATIENCE:g} s")
         time.sleep(0.05)
 
 

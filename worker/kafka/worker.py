@@ -14,22 +14,11 @@ from worker.kafka.parameters import PublishedParameters, VersionReader, publishe
 from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
-from worker.kafka.topics import (
-    compressed_inputs,
-    input_partitions,
-    largest_record,
-    largest_version,
-    topics_at_start,
-)
+from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version, topics_at_start
 from worker.metrics import Metrics
 from worker.runtime.clock import clock_of
 from worker.runtime.learner_process import LearnerProcess
-from worker.runtime.memory import (
-    available_memory,
-    collect_garbage_rarely,
-    let_the_loop_go_first,
-    sessions_that_fit,
-)
+from worker.runtime.memory import available_memory, collect_garbage_rarely, let_the_loop_go_first, sessions_that_fit
 from worker.runtime.supervision import supervised
 from worker.runtime.watch import CatalogueCheck, different
 from worker.stream.parameters import Parameters
@@ -72,7 +61,6 @@ def run_worker(settings: WorkerSettings) -> int:
         limits=settings.limits,
         secret=settings.secret,
         max_open_sessions=most_sessions,
-        count=count,
         most_bytes=most_bytes,
     )
     app = _make_app(settings, learning, partitions, versions, metrics, count)

@@ -19,20 +19,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, TypeAlias
 
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from worker.errors import FailedError
-from worker.kafka.clients import (
-    BEGINNING,
-    END,
-    TopicReader,
-    offsets_of,
-    partition_counts,
-    readable_errors,
-    record_of,
-    topic_reader,
-)
+from worker.kafka.clients import BEGINNING, END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection
 from worker.logs.format import NO_TIMESTAMP, Headers, LogWriter, cannot_sort, encode_line, temporary_database
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
@@ -168,7 +158,7 @@ class Recorder:
         """
         with (
             readable_errors(self._connection),
-            topic_reader(self._connection, fetch_message_max_bytes=1 << 20) as reader,
+            TopicReader(self._connection, fetch_message_max_bytes=1 << 20) as reader,
             closing(TimeOrder(self._places)) as order,
         ):
             self._starts = self._find_starts(reader.admin)
@@ -202,10 +192,10 @@ class Recorder:
 
     def _find_starts(self, admin: AdminClient) -> dict[Place, int]:
         span = self._span
-        starts = _offsets(admin, self._places, BEGINNING)
+        starts = offsets_of(admin, self._places, BEGINNING)
         timed = [place for place in self._places if place[0] not in self._from_beginning]
         if span.start is not None:
-            ends = _offsets(admin, timed, END)
+            ends = offsets_of(admin, timed, END)
             starts |= {place: min(max(starts[place], span.start), ends[place]) for place in timed}
         elif span.since is not None:
             starts |= _offsets_at(admin, timed, span.since)
@@ -217,7 +207,7 @@ class Recorder:
         for topic in self._topics:  # in the order of MADE_FIRST
             places = [place for place in self._places if place[0] == topic]
             if until is None or stopped:
-                limits |= _offsets(admin, places, END)
+                limits |= offsets_of(admin, places, END)
             else:
                 limits |= _offsets_at(admin, places, until)
         return limits
@@ -271,12 +261,8 @@ def _now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _offsets(admin: AdminClient, places: Collection[Place], spec: OffsetSpec) -> dict[Place, int]:
-    return offsets_of(admin, [TopicPartition(*place) for place in places], spec)
-
-
 def _offsets_at(admin: AdminClient, places: Collection[Place], moment: int) -> dict[Place, int]:
     """Return the first offsets at or after a time, else the end offsets."""
-    ends = _offsets(admin, places, END)
-    offsets = _offsets(admin, places, OffsetSpec.for_timestamp(moment))
+    ends = offsets_of(admin, places, END)
+    offsets = offsets_of(admin, places, OffsetSpec.for_timestamp(moment))
     return {place: ends[place] if offset < 0 else offset for place, offset in offsets.items()}

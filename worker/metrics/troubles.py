@@ -114,8 +114,11 @@ class TroubleLog:
         self._report(name, example, times, lasting=False)
 
     def set(self, name: str, example: str) -> None:
-        """Report a trouble that lasts until `clear`; another report replaces the example."""
-        self._report(name, example, 1, lasting=True)
+        """Report a trouble that lasts until `clear`, or until an empty example; another report replaces the example."""
+        if example:
+            self._report(name, example, 1, lasting=True)
+        else:
+            self.clear(name)
 
     def _report(self, name: str, example: str, times: int, *, lasting: bool) -> None:
         now, kind = self._clock(), self._kinds[name]

@@ -25,12 +25,6 @@ from worker.errors import AdcascadeError
 log = logging.getLogger(__name__)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What every report of a child may have: the failure that ends it."""
-
-    failure: str = ""
-
-
 # ── the parent ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -62,7 +56,7 @@ def run_child(work: Callable[[], None]) -> int:
         failure = f"{type(error).__name__}: {error}"
     else:
         return 0
-    report(Report(failure=failure))
+    report({"failure": failure})
     return 1
 
 

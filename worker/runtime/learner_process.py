@@ -1,8 +1,8 @@
 """The supervisor of the learner process: it runs in the worker that the journal's only partition is assigned to.
 
-However the process ends, it is started again after a pause, reloads the newest version and goes on. No end is for good:
-whatever was wrong (another learner, a trimmed journal, a topic that takes no large record) an operator can repair, and
-a learner publishes nothing that contradicts the topic.
+However the process ends, it is started again after a pause, reloads the newest version and goes on. No end is final: an
+operator can repair the cause (another learner, a trimmed journal, a topic that accepts no large record), and a learner
+publishes nothing that contradicts the topic.
 
 A rebalance that leaves the journal here does not disturb the process. Two learners at the same time, while a paused
 worker has not noticed or a killed one's process has not ended, can only publish the same.
@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.child import Report, environment
+from worker.runtime.child import environment
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.events import Tag
 
@@ -35,12 +35,14 @@ log = logging.getLogger(__name__)
 _LONGEST: Final = 64 << 20
 
 
-class LearnerStatus(Report, frozen=True, kw_only=True, omit_defaults=True):
+class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A report of the learner process.
 
-    `position` is the journal offset to be folded next. `slowest` is the partition that holds the watermark back.
+    `failure` is what ends it. `position` is the journal offset to be folded next. `slowest` is the partition that holds
+    the watermark back.
     """
 
+    failure: str = ""
     position: int = -1
     watermark: int = 0
     slowest: int = -1

@@ -62,7 +62,7 @@ def supervised(work: Background, troubles: TroubleLog, *, name: str, pauses: Pau
     async def on_end(error: Exception | None, pause: float) -> None:
         if isinstance(error, AdcascadeError):
             raise error
-        # Reported after the pause: a worker that stops takes the clients away from its tasks, and cancels them here.
+        # Reported after the pause: a worker that stops closes the clients that its tasks use, and cancels them here.
         await asyncio.sleep(pause)
         log.error("%s ended unexpectedly and runs again", name, exc_info=error)
         troubles.add("task-failed", f"{name}: {type(error).__name__}" if error else f"{name} returned")

@@ -16,7 +16,7 @@ LISTED = 5
 
 
 def different(one: LearningSettings, other: LearningSettings) -> list[str]:
-    """Return the names of the settings that differ, without those that a model keeps whatever a worker has.
+    """Return the names of the settings that differ, without those that a model keeps for life.
 
     >>> different(LearningSettings(dim=2, beta=1.0), LearningSettings(dim=2, beta=2.0))
     ['beta']
@@ -56,12 +56,9 @@ class CatalogueCheck:
 
     def _compare(self, newest: Parameters) -> None:
         self._compared = newest.arms
-        lines = self.difference(newest)
-        self._differs = bool(lines)
-        if lines:
-            self._troubles.set("catalogue-differs", lines)
-        else:
-            self._troubles.clear("catalogue-differs")
+        difference = self.difference(newest)
+        self._differs = bool(difference)
+        self._troubles.set("catalogue-differs", difference)
 
     def difference(self, newest: Parameters) -> str:
         """Return the difference in one line; an empty one if there is none."""

@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from worker.embedded.state import StateFolder
 from worker.errors import AdcascadeError, FailedError, InputError
@@ -35,8 +35,7 @@ from worker.serve.recording import complete
 from worker.serve.store import MOVED, RUNNER, SERVE
 from worker.stream.history import INDEX_KEY, HistoryIndex, KeptVersion, encode_index
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.partitioning import murmur2_partition
-from worker.stream.topology import ONLY_PARTITION, Topics
+from worker.stream.topology import ONLY_PARTITION, Topics, murmur2_partition
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import version_key
 
@@ -89,7 +88,7 @@ def _write(state: StateFolder, newest: Parameters, connection: Connection, topic
 
 
 def _check_empty(connection: Connection, counts: dict[str, int]) -> None:
-    places = [TopicPartition(topic, partition) for topic, count in counts.items() for partition in range(count)]
+    places = [(topic, partition) for topic, count in counts.items() for partition in range(count)]
     for (topic, _), end in offsets_of(admin_client(connection), places, END).items():
         if end:
             raise FailedError(

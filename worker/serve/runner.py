@@ -34,7 +34,6 @@ from worker.http.service import (
     UnavailableError,
     UnknownSessionError,
     fallback_answer,
-    judged_arrival,
 )
 from worker.metrics import Metrics
 from worker.secret import Secret
@@ -43,6 +42,7 @@ from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
 from worker.stream.feedback import check_token
+from worker.stream.reading import judged_arrival
 from worker.stream.serving import Serving
 from worker.stream.session import Session
 from worker.stream.table import SessionRoom

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from msgspec import structs
+
 from worker.errors import InputError
 from worker.stream.contexts import Standardisation
 from worker.stream.features import REWARD, Feature, Features, listed, numbers_of
@@ -106,4 +108,4 @@ def _scaled(feature: Feature, arms: Sequence[Arm]) -> Feature:
     if feature.kind != "number" or feature.centre is not None:
         return feature
     standard = Standardisation.estimate(numbers_of(feature, arms)[:, None], straighten=False)
-    return replace(feature, centre=float(standard.centre[0]), scale=float(standard.scale[0]))
+    return structs.replace(feature, centre=float(standard.centre[0]), scale=float(standard.scale[0]))

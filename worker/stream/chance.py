@@ -11,7 +11,7 @@ The learner folds at most `learn_at_most` sessions per window, about. Beyond tha
   Exploring ones come first, because they teach the most. Slates drawn uniformly count as exploring.
 - A session is journaled iff its number is below the share of its slate under the version that planned it. Context and
   slate decide, never the answers. So the estimate needs no weights (docs/math.md §11).
-- A session that is uncertain (`arrivals.py`) is journaled in any case: an earlier owner may have journaled it without
+- A session that is uncertain (`serving.py`) is journaled in any case: an earlier owner may have journaled it without
   the mark.
 - A journaled session stands for 1/share sessions wherever sessions are counted or ranked.
 - How many sessions there were is counted by serving, per partition and window of arrival, and comes with progress.

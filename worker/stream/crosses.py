@@ -115,8 +115,6 @@ class Crossing:
             by_name[feature.name] = feature, slice(first, first + feature.width)
             first += feature.width
         self.dim = first
-        #: Columns of each feature, then of each cross.
-        self.widths = [feature.width for feature in features]
         left_columns: list[int] = []
         right_columns: list[int] = []
         places: list[int] = []
@@ -130,7 +128,6 @@ class Crossing:
                 places += range(first, first + width)
             else:
                 self._hashed.append(_Hashed(names, first, a, b, _keys(left), _keys(right)))
-            self.widths.append(width)
             first += width
         self.model_dim = first
         self._left, self._right = np.array(left_columns, dtype=np.intp), np.array(right_columns, dtype=np.intp)

@@ -148,7 +148,7 @@ LARGEST_NUMBER: Final = 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on records from outside.
+    """Limits on records from outside, as the options of the commands have checked them.
 
     `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)] that the confidence radius rests on: ‖x‖² + 1 ≤ c_z².
     `max_ahead_ms` bounds how far an event may lie after the timestamp of its record, and `max_behind_ms` how far before
@@ -162,15 +162,6 @@ class Limits:
     max_norm: float = 1e3
     max_ahead_ms: int = 60_000
     max_behind_ms: int = 3_600_000
-
-    def __post_init__(self) -> None:
-        for name in ("max_record_bytes", "max_session_id", "max_arm_id"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if min(self.max_exclude, self.max_ahead_ms, self.max_behind_ms) < 0:
-            raise ValueError("max_exclude, max_ahead_ms and max_behind_ms must not be negative")
-        if not 1 <= self.max_norm < inf:
-            raise ValueError("max_norm must be finite and at least 1, the norm of an arm alone")
 
 
 def decode_arrival(
@@ -201,9 +192,12 @@ def decode_arrival(
     context = event.context
     if len(context) != dim:
         raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
-    # In this form a NaN is rejected too.
-    if not hypot(1.0, *context) <= (LARGEST_NUMBER if standardise else limits.max_norm):
-        _check_numbers(context, limits, may_lack=encoder is not None, standardise=standardise)
+    numbers = context if encoder is None else [number for number in context if not isnan(number)]
+    if standardise:
+        if max(map(abs, numbers), default=0.0) > LARGEST_NUMBER:
+            raise Rejected("norm", f"a number of $.context is beyond ±{LARGEST_NUMBER:g}")
+    elif hypot(1.0, *numbers) > limits.max_norm:
+        raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
     return event
 
 
@@ -240,16 +234,6 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
     return event
 
 
-def decode_decision(value: bytes | None) -> Decision:
-    """Decode a decision."""
-    return _read_decision(value)
-
-
-def decode_episode(value: bytes | None) -> Episode:
-    """Decode an episode record."""
-    return _read_episode(value)
-
-
 class _NamedArrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An arrival whose context is an object; the declaration says what its values must be."""
 
@@ -263,8 +247,8 @@ _read_listed_arrival: Final = Reader[Arrival](Arrival)
 _read_named_arrival: Final = Reader[_NamedArrival](_NamedArrival)
 _read_feedback: Final = Reader[Feedback](Feedback)
 _read_journal: Final = Reader[JournalEvent](JournalEvent)
-_read_decision: Final = Reader[Decision](Decision)
-_read_episode: Final = Reader[Episode](Episode)
+decode_decision: Final = Reader[Decision](Decision)
+decode_episode: Final = Reader[Episode](Episode)
 
 
 def _read_arrival(value: bytes | None, limits: Limits, encoder: ContextEncoder | None) -> Arrival:
@@ -282,17 +266,6 @@ def _read_arrival(value: bytes | None, limits: Limits, encoder: ContextEncoder |
             raise Rejected("invalid", "$.context: a list of numbers is needed: no features are declared") from None
         raise
     return Arrival(session_id=event.session_id, occurred_at=event.occurred_at, context=context, exclude=event.exclude)
-
-
-def _check_numbers(context: tuple[float, ...], limits: Limits, *, may_lack: bool, standardise: bool) -> None:
-    known = [number for number in context if not isnan(number)]
-    if len(known) < len(context) and not may_lack:
-        raise Rejected("norm", "a number of $.context is not a number")
-    if standardise:
-        if max(map(abs, known), default=0.0) > LARGEST_NUMBER:
-            raise Rejected("norm", f"a number of $.context is beyond ±{LARGEST_NUMBER:g}")
-    elif not hypot(1.0, *known) <= limits.max_norm:
-        raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
 
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")

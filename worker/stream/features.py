@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct, structs, to_builtins
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats
@@ -44,8 +44,6 @@ Kind: TypeAlias = Literal["number", "category", "hashed"]
 ColumnOf: TypeAlias = Callable[[str], int | None]
 
 LONGEST_NAME: Final = 64
-#: Values of a hashed category whose columns are remembered.
-REMEMBERED: Final = 65_536
 #: Most columns of all features of a context, or of an ad: a version has a square of them.
 MOST_COLUMNS: Final = 4096
 
@@ -55,8 +53,7 @@ REWARD: Final = "reward"
 TAKEN: Final = ("arm", REWARD, "active")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
+class Feature(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One declared feature.
 
     `values` belong to a category, `columns` to a hashed category. `centre` and `scale` belong to a number of ads, once
@@ -99,8 +96,8 @@ class Feature:
     def _check_scale(self) -> None:
         if (self.centre is None) != (self.scale is None) or (self.centre is not None and self.kind != "number"):
             raise InputError(f"feature {self.name!r}: a number has centre and scale, or neither")
-        if self.centre is not None and self.scale is not None:
-            self._standardisation(self.centre, self.scale)  # raises if they are out of range
+        if self.centre is not None:
+            self.standardised(np.zeros(0))  # raises if they are out of range
 
     @property
     def width(self) -> int:
@@ -110,7 +107,7 @@ class Feature:
     @property
     def declared(self) -> Feature:
         """The feature as it was declared, without the scale that the first catalogue gave it."""
-        return replace(self, centre=None, scale=None)
+        return structs.replace(self, centre=None, scale=None)
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -131,29 +128,13 @@ class Feature:
             return None
         if self.kind == "category":
             return {value: first + place for place, value in enumerate(self.values)}.get
-        name, columns = self.name, self.columns
-        return lru_cache(maxsize=REMEMBERED)(lambda value: first + hashed_column(name, value, columns))
+        return lambda value: first + hashed_column(self.name, value, self.columns)
 
     def standardised(self, numbers: Floats) -> Floats:
         """Return values (n,) of a number of ads on the scale of the first catalogue."""
-        if self.centre is None or self.scale is None:
-            return self._standardisation(0.0, 1.0).apply(numbers[:, None])[:, 0]
-        return self._standardisation(self.centre, self.scale).apply(numbers[:, None])[:, 0]
-
-    @staticmethod
-    def _standardisation(centre: float, scale: float) -> Standardisation:
-        return Standardisation(centre=np.array([centre]), scale=np.array([scale]))
-
-    def document(self) -> dict[str, Any]:
-        """Return the feature as an entry of the record of a version."""
-        entry: dict[str, Any] = {"name": self.name, "kind": self.kind}
-        if self.kind == "category":
-            entry["values"] = list(self.values)
-        if self.kind == "hashed":
-            entry["columns"] = self.columns
-        if self.centre is not None:
-            entry |= {"centre": self.centre, "scale": self.scale}
-        return entry
+        centre, scale = (0.0, 1.0) if self.centre is None or self.scale is None else (self.centre, self.scale)
+        known = Standardisation(centre=np.array([centre]), scale=np.array([scale]))
+        return known.apply(numbers[:, None])[:, 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +196,7 @@ class Features:
     @cached_property
     def crossing(self) -> Crossing:
         """Computes the columns of crosses from standardised contexts."""
-        return _crossing(self.context, self.crosses)
+        return Crossing(self.context, self.crosses)
 
     @cached_property
     def named_widths(self) -> list[tuple[str, int]]:
@@ -250,12 +231,12 @@ class Features:
         given = [dict(arm.features) for arm in arms]
         first = 0
         for feature in self.ads:
-            values = [features.get(feature.name) for features in given]
             find = feature.column_of(first)
             if find is None:
                 columns[:, first] = feature.standardised(numbers_of(feature, arms))
             else:
-                for row, value in enumerate(values):
+                for row, features in enumerate(given):
+                    value = features.get(feature.name)
                     if isinstance(value, str) and (column := find(value)) is not None:
                         columns[row, column] = 1.0
             first += feature.width
@@ -267,8 +248,8 @@ class Features:
         """Return the features as they are in the record of a version."""
         crosses = {"crosses": [list(pair) for pair in self.crosses]} if self.crosses else {}
         return {
-            "context": [feature.document() for feature in self.context],
-            "ads": [feature.document() for feature in self.ads],
+            "context": to_builtins(self.context),
+            "ads": to_builtins(self.ads),
             **crosses,
         }
 
@@ -295,11 +276,6 @@ class Features:
             return cls(**parts, crosses=crosses_of(crosses, parts.get("context", ())))
         except InputError as error:
             raise InputError(f"[features]: {error}") from None
-
-
-@lru_cache(maxsize=64)
-def _crossing(context: tuple[Feature, ...], crosses: tuple[Pair, ...]) -> Crossing:
-    return Crossing(context, crosses)
 
 
 def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:

@@ -7,6 +7,9 @@ Rules that hold in this file (docs/design.md §3):
   case.
 - Feedback without its arrival is parked as it came, at most `MOST_PARKED` records of a session, and only while there is
   room. It is in the journal then, and is not journaled again when it is joined.
+- The arrival and the feedback of a session meet only if both producers place its key in the same partition. Feedback
+  whose arrival is in another partition of this worker is reported as `split-sessions`. Where the partitioners differ,
+  every worker with several partitions has such sessions.
 - With a secret, feedback without the token of its display is a dead letter and nothing else.
 - A token proves that feedback answers a real display. It is ``<arrived_at>.<signature>``. The signature is HMAC-SHA256,
   cut to 128 bits, in base64url without padding, over session, position, arm and arrival time. Each part is preceded by
@@ -17,7 +20,6 @@ from __future__ import annotations
 
 import hmac
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import pack
 from typing import Final
@@ -26,11 +28,10 @@ from worker.errors import InputError
 from worker.secret import Secret
 from worker.stream.encoding import fact_of
 from worker.stream.events import MOST, Feedback
-from worker.stream.partitioning import PartitionSurvey
-from worker.stream.reading import Batch, OutputBounds, RecordReader
+from worker.stream.reading import Batch, RecordReader
 from worker.stream.session import Parked, ParkedRecord, Session
 from worker.stream.table import SessionTable
-from worker.stream.topology import Emits, Record
+from worker.stream.topology import Emits, Record, Topics
 
 #: Shortest secret that is accepted, in bytes.
 LEAST: Final = 16
@@ -53,17 +54,10 @@ def make_token(secret: Secret, *, session_id: str, position: int, arm: str, arri
     >>> make_token(Secret(b"0123456789abcdef"), session_id="s", position=1, arm="a", arrived_at=1700000000000)[:14]
     '1700000000000.'
     """
-    return f"{arrived_at}.{_signature(secret, session_id, position, arm, arrived_at)}"
-
-
-def slate_tokens(
-    secret: Secret, *, session_id: str, slate: Sequence[str], arrived_at: int, first: int = 1
-) -> tuple[str, ...]:
-    """Return one token per arm of a slate that starts at position `first`."""
-    return tuple(
-        make_token(secret, session_id=session_id, position=position, arm=arm, arrived_at=arrived_at)
-        for position, arm in enumerate(slate, start=first)
-    )
+    session, ad = session_id.encode(), arm.encode()
+    message = _PURPOSE + pack(">QQII", arrived_at, position, len(session), len(ad)) + session + ad
+    signature = hmac.digest(secret.reveal(), message, "sha256")[:_SIGNATURE_BYTES]
+    return f"{arrived_at}.{urlsafe_b64encode(signature)[:-2].decode('ascii')}"
 
 
 def check_token(secret: Secret, token: str | None, *, session_id: str, position: int, arm: str) -> int | None:
@@ -78,21 +72,11 @@ def check_token(secret: Secret, token: str | None, *, session_id: str, position:
     """
     if token is None or not token.isascii():
         return None
-    time, _, signature = token.partition(".")
-    # One spelling per time: no sign, no leading zero, no more digits than the largest time has.
-    if not time.isdigit() or len(time) > len(str(MOST)) or (time[0] == "0" and time != "0"):
+    time = token.partition(".")[0]
+    if not time.isdigit() or len(time) > len(str(MOST)) or not 0 < position <= MOST:
         return None
-    arrived_at = int(time)
-    if arrived_at > MOST or not 0 < position <= MOST:
-        return None
-    expected = _signature(secret, session_id, position, arm, arrived_at)
-    return arrived_at if hmac.compare_digest(signature, expected) else None
-
-
-def _signature(secret: Secret, session_id: str, position: int, arm: str, arrived_at: int) -> str:
-    session, ad = session_id.encode(), arm.encode()
-    message = _PURPOSE + pack(">QQII", arrived_at, position, len(session), len(ad)) + session + ad
-    return urlsafe_b64encode(hmac.digest(secret.reveal(), message, "sha256")[:_SIGNATURE_BYTES])[:-2].decode("ascii")
+    expected = make_token(secret, session_id=session_id, position=position, arm=arm, arrived_at=int(time))
+    return int(time) if hmac.compare_digest(token, expected) else None
 
 
 #: Most feedback records parked for one session; a well-behaved client sends one or two per position.
@@ -101,15 +85,12 @@ MOST_PARKED = 64
 
 @dataclass(slots=True, kw_only=True)
 class FeedbackJoin:
-    """Joins feedback, which comes from `topic`, with the sessions of one partition."""
+    """Joins feedback with the sessions of one partition."""
 
     sessions: SessionTable
-    topic: str
-    partition: int
+    topics: Topics
     reader: RecordReader
-    bounds: OutputBounds
     secret: Secret | None
-    survey: PartitionSurvey | None
 
     def take(self, record: Record, feedback: Feedback, batch: Batch) -> None:
         """Journal feedback; join it with its session, or park it."""
@@ -135,8 +116,9 @@ class FeedbackJoin:
     def take_parked(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
         """Join feedback that was parked with its session; it is in the journal already."""
         horizon = max(self.sessions.versions.horizon, len(session.slate))
+        clicks, partition, key = self.topics.clicks, self.sessions.partition, session_id.encode()
         for kept in parked.records:
-            record = Record(self.topic, self.partition, kept.offset, kept.timestamp, session_id.encode(), kept.value)
+            record = Record(clicks, partition, kept.offset, kept.timestamp, key, kept.value)
             feedback = self.reader.read_parked(record, horizon, emits)
             if feedback is None:
                 continue
@@ -185,27 +167,35 @@ class FeedbackJoin:
     def _park(self, record: Record, feedback: Feedback, parked: Parked | None, batch: Batch) -> None:
         session_id, emits, sessions = feedback.session_id, batch.emits, self.sessions
         latest = feedback.occurred_at
-        if self.survey is not None:
-            self.survey.check_parked(record, session_id, emits.tally.troubles)
+        if (arrived := sessions.room.partition_of(session_id)) is not None and record.key == session_id.encode():
+            emits.tally.troubles.add("split-sessions", self._difference(arrived))
         if parked is None:
-            over = sessions.progress - sessions.parked_until(latest) - self.sessions.versions.newest.settings.lateness
+            over = sessions.progress - sessions.parked_until(latest) - sessions.versions.newest.settings.lateness
             if over >= 0:
                 emits.tally.late += 1  # its session is deleted
                 emits.tally.troubles.add("late-feedback", f"{over / 1000:,.0f} s too late")
                 return
-            if sessions.room.is_full:
+            if sessions.room.is_full():
                 emits.tally.unparked += 1
                 return
             parked = sessions.await_arrival(session_id, latest)
         value = record.value or b""
         if any(kept.value == value for kept in parked.records):
             emits.tally.redundant += 1
-        elif len(parked.records) >= MOST_PARKED or not self.bounds.can_park(parked, value):
+        elif len(parked.records) >= MOST_PARKED or not self.reader.can_park(parked, value):
             error = f"{len(parked.records)} records wait for the arrival of this session"
             self.reader.reject(record, "parked-overflow", error, emits)
             return
-        elif parked.records and sessions.room.is_full:
+        elif parked.records and sessions.room.is_full():
             emits.tally.unparked += 1
         else:
             sessions.park(parked, ParkedRecord(record.offset, record.timestamp, value), latest)
             batch.touched[session_id] = True
+
+    def _difference(self, arrived: int) -> str:
+        """Return where the records of a session lie whose arrival is in another partition, and what to do."""
+        arrivals, clicks = self.topics.arrivals, self.topics.clicks
+        return (
+            f"the arrival of a session is in partition {arrived} of {arrivals}, its feedback in partition "
+            f"{self.sessions.partition} of {clicks}. Set partitioner=murmur2_random (murmur2) in both producers"
+        )

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
-from worker.stream.events import Arrival, Decision, Feedback, FeedbackFact, Opened
+from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
 from worker.stream.features import context_encoder
 from worker.stream.session import Parked, Session
+from worker.stream.settings import LearningSettings
 from worker.stream.slates import Slate, SlatePlanner
-from worker.stream.topology import MOST_BYTES, RESERVED_BYTES, Emits, Record, dead_letter
+from worker.stream.topology import RESERVED_BYTES, Emits, Record, dead_letter
 from worker.stream.versions import Versions
 
 #: By session id: the planner, the packed context, and the slate.
@@ -31,7 +32,7 @@ class Batch:
     """Records with their events, None in place of dead letters, and what became of them so far.
 
     `planned` are the new sessions; `touched` maps every session concerned to whether its value has changed; `facts` are
-    for the journal; `unremembered` are sessions without room; `decisions` are what clients are answered.
+    for the journal; `unremembered` are sessions without room.
     """
 
     records: Sequence[Record]
@@ -41,20 +42,37 @@ class Batch:
     touched: dict[str, bool] = field(default_factory=dict)
     facts: list[Opened | FeedbackFact] = field(default_factory=list)
     unremembered: dict[str, Session] = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
 
 
-class OutputBounds:
-    """Bounds by the largest record that all output topics take."""
+def judged_arrival(value: bytes | None, timestamp: int, settings: LearningSettings, limits: Limits) -> Arrival:
+    """Decode an arrival under the settings of a version; raises `Rejected`."""
+    return decode_arrival(
+        value,
+        limits=limits,
+        dim=settings.dim,
+        timestamp=timestamp,
+        grace=settings.grace,
+        encoder=context_encoder(settings.features),
+        standardise=settings.standardise,
+    )
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self.most_bytes = most_bytes
+
+#: Bytes of a number of a context and a comma, at most.
+LONGEST_NUMBER = 26
+
+
+class RecordReader:
+    """Reads the inputs of one partition under the limits of the newest version; `arrivals` is the name of a topic.
+
+    `most_bytes` is the largest record that all output topics take.
+    """
+
+    def __init__(self, versions: Versions, arrivals: str, limits: Limits, most_bytes: int) -> None:
+        self._versions = versions
+        self._arrivals = arrivals
+        self._limits = limits
+        self._most_bytes = most_bytes
         self._room = most_bytes - RESERVED_BYTES  # for key and value
-
-    def largest_input(self, slate_bytes: int) -> int:
-        """Return the length up to which an input is taken, if its slate adds `slate_bytes` to its outputs."""
-        # A number of one digit and a comma become eight bytes at most, in the journal or in the table.
-        return (self._room - slate_bytes) // 4
 
     def can_park(self, parked: Parked, value: bytes) -> bool:
         """Whether another record fits into a table value."""
@@ -70,27 +88,13 @@ class OutputBounds:
                 emits.tally.troubles.add("too-large-output", f"{topic}: {len(value)} bytes, more than {self._room}")
         return written
 
-
-#: Bytes of a number of a context and a comma, at most.
-LONGEST_NUMBER = 26
-
-
-class RecordReader:
-    """Reads the inputs of one partition under the limits of the newest version; `arrivals` is the name of a topic."""
-
-    def __init__(self, versions: Versions, arrivals: str, limits: Limits, bounds: OutputBounds) -> None:
-        self._versions = versions
-        self._arrivals = arrivals
-        self._limits = limits
-        self._bounds = bounds
-
     def read(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
         """Decode records; return None in place of those that become dead letters."""
         settings, horizon = self._versions.newest.settings, self._versions.horizon
-        encoder = context_encoder(settings.features)
-        # Of an object, the outputs have all columns, whatever its length.
-        encoded = 0 if encoder is None else LONGEST_NUMBER * settings.dim
-        largest = self._bounds.largest_input(self._versions.slate_bytes + encoded)
+        # Of an object, the outputs have all columns, for any length.
+        encoded = 0 if context_encoder(settings.features) is None else LONGEST_NUMBER * settings.dim
+        # A number of one digit and a comma become eight bytes at most, in the journal or in the table.
+        largest = (self._room - self._versions.slate_bytes - encoded) // 4
         events: list[Arrival | Feedback | None] = []
         arrivals = 0
         for record in records:
@@ -98,21 +102,16 @@ class RecordReader:
                 event: Arrival | Feedback
                 if record.topic == self._arrivals:
                     arrivals += 1
-                    event = decode_arrival(
-                        record.value,
-                        limits=self._limits,
-                        dim=settings.dim,
-                        timestamp=record.timestamp,
-                        grace=settings.grace,
-                        encoder=encoder,
-                        standardise=settings.standardise,
-                    )
+                    event = judged_arrival(record.value, record.timestamp, settings, self._limits)
                 else:
                     event = self._feedback(record, horizon)
                 if (size := len(record.value or b"")) > largest:
                     more = f"{size} bytes, more than {largest}, beyond which its outputs may not fit into their topics"
                     emits.tally.troubles.add("too-large-output", f"{record.where}: {more}")
                     raise Rejected("too-large", f"the record has {more}")
+                if record.key != event.session_id.encode():
+                    wrong = "the key is not the session_id" if record.key else "no key"
+                    emits.tally.troubles.add("wrong-key", f"{record.where}: {wrong}")
                 events.append(event)
             except Rejected as rejected:
                 self.reject(record, rejected.reason, rejected.error, emits)
@@ -137,7 +136,7 @@ class RecordReader:
 
     def reject(self, record: Record, reason: str, error: str, emits: Emits) -> None:
         """Add a dead letter, and count it."""
-        emits.dead_letters.append(dead_letter(record, reason, error, self._bounds.most_bytes))
+        emits.dead_letters.append(dead_letter(record, reason, error, self._most_bytes))
         emits.tally.dead[reason] += 1
         emits.tally.troubles.add("dead-letters", f"{record.where}: {reason}")
         if record.topic == self._arrivals:

@@ -1,13 +1,26 @@
 """Serving, by partition: arrivals and feedback in; journal, decisions, dead letters and table changes out.
 
-Rules that hold in this file (docs/design.md §3); those of arrivals are in `arrivals.py`, of feedback in `feedback.py`:
+Rules that hold in this file (docs/design.md §3); those of feedback are in `feedback.py`:
 
 - Every record that is valid by itself is journaled, whether or not it changed anything, but for the sessions beyond the
   budget of learning.
 - Every session that a batch touches gets its current decision once, at the end, if it is open. Same state, same bytes.
-- A bad record costs one dead letter and nothing else. Nothing here raises, whatever the records.
+- A bad record costs one dead letter and nothing else. Nothing here raises, for any records.
 - Values are deleted at the start of a later batch, once the acknowledged progress of the partition shows that no
   further record can concern them.
+
+Of arrivals:
+
+- Slates are planned at arrival, all of a batch at once, and pinned.
+- Beyond the budget of learning, a share of the sessions is journaled (`chance.py`). The others are served alike, and
+  leave no fact in the journal.
+- Without room for more sessions, an arrival is answered with a fallback slate and not remembered: it leaves no value in
+  the table and no fact in the journal. If it comes again, it may be remembered then.
+- Another arrival with the id of a session in the table is a dead letter.
+- Decisions, facts and table values are written together. So a worker can end when only the decision is written, and
+  the next owner of the partition plans the arrival again. An arrival that was there before the takeover, and that an
+  earlier owner may have planned under another version, is journaled as uncertain, with any share: the user may
+  have seen another slate. This holds each time that it comes, also if the session is in the table.
 """
 
 from __future__ import annotations
@@ -15,17 +28,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from worker.secret import Secret
-from worker.stream.arrivals import Arrivals, plan_together
+from worker.stream.chance import journaled
+from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_decision, encode_journal
-from worker.stream.events import Arrival, Feedback
-from worker.stream.feedback import FeedbackJoin, slate_tokens
-from worker.stream.partitioning import PartitionSurvey
-from worker.stream.reading import Batch, OutputBounds, RecordReader
-from worker.stream.session import Session, encode_state
+from worker.stream.events import Arrival, Decision, Feedback, Opened
+from worker.stream.feedback import FeedbackJoin, make_token
+from worker.stream.reading import Batch, RecordReader
+from worker.stream.session import Session, brief_exclusions, encode_state
+from worker.stream.slates import SlatePlanner
 from worker.stream.table import SessionRoom, SessionTable
-from worker.stream.topology import Emits, Record, Tally, Topics
+from worker.stream.topology import MOST_BYTES, Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
+
+REUSED = "another arrival has this session_id; ids must be unique"
 
 
 def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
@@ -36,22 +52,32 @@ def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Em
     """
     tally = Tally()
     batches = [(serving, serving.begin(records, tally)) for serving, records in work]
-    plan_together([(serving.arrivals, batch) for serving, batch in batches])
+    plan_together(batches)
     for serving, batch in batches:
         serving.step(batch)
-        _write(serving, batch, tally)
-    if batches:
-        batches[0][0].report_no_room(tally)
+    if batches and (forgotten := tally.unremembered + tally.unparked):
+        room = batches[0][0].room
+        example = f"{room.held:,} sessions are held, and {room.most:,} may be"
+        tally.troubles.add("too-many-sessions", example, forgotten)
     return [batch.emits for _, batch in batches]
 
 
-def _write(serving: Serving, batch: Batch, tally: Tally) -> None:
-    """Encode the facts and the decisions of a batch."""
-    emits, decisions = batch.emits, batch.decisions
-    emits.journal += [(fact.session_id.encode(), encode_journal(fact)) for fact in batch.facts]
-    pairs = [(decision.session_id.encode(), encode_decision(decision)) for decision in decisions]
-    emits.decisions += serving.bounds.fitting("decisions", pairs, emits)
-    tally.decisions.update((decision.mode, decision.position) for decision in decisions)
+def plan_together(work: Sequence[tuple[Serving, Batch]]) -> None:
+    """Plan all new sessions that there is room for, over all partitions, with one call per version."""
+    groups: dict[SlatePlanner, list[tuple[Batch, Arrival]]] = {}
+    claimed = 0  # room for sessions that are not opened yet
+    for serving, batch in work:
+        for arrival in serving.new(batch):
+            # A session whose feedback is parked has room already.
+            if not serving.room.is_full(claimed) or arrival.session_id in serving.table:
+                claimed += 1
+                groups.setdefault(serving.versions.at(arrival.occurred_at), []).append((batch, arrival))
+    for planner, group in groups.items():
+        new = [arrival for _, arrival in group]
+        contexts = [pack_context(arrival.context) for arrival in new]
+        for (batch, arrival), context, slate in zip(group, contexts, planner.plan(new, contexts), strict=True):
+            batch.planned[arrival.session_id] = (planner, context, slate)
+            batch.emits.sample = context
 
 
 class Serving(SessionTable):
@@ -64,8 +90,7 @@ class Serving(SessionTable):
     secret : key of the tokens that decisions carry and feedback must return; no tokens by default
     keep_changelog : whether the table's changes are stored
     room : room for sessions, shared by the partitions of a worker; unbounded by default
-    survey : check of keys and partitions, shared by the partitions of a worker; none by default
-    bounds : bounds on what is written
+    most_bytes : the largest record that all output topics take
     """
 
     def __init__(
@@ -78,26 +103,13 @@ class Serving(SessionTable):
         secret: Secret | None = None,
         keep_changelog: bool = True,
         room: SessionRoom | None = None,
-        survey: PartitionSurvey | None = None,
-        bounds: OutputBounds | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        super().__init__(versions, room or SessionRoom())
-        self._partition = partition
+        super().__init__(versions, room or SessionRoom(), partition)
         self._secret = secret
         self._keep_changelog = keep_changelog
-        self._survey = survey
-        self.bounds = bounds or OutputBounds()
-        self._reader = RecordReader(versions, topics.arrivals, limits or Limits(), self.bounds)
-        self._feedback = FeedbackJoin(
-            sessions=self,
-            topic=topics.clicks,
-            partition=partition,
-            reader=self._reader,
-            bounds=self.bounds,
-            secret=secret,
-            survey=survey,
-        )
-        self.arrivals = Arrivals(self, self._reader, self._feedback)
+        self._reader = RecordReader(versions, topics.arrivals, limits or Limits(), most_bytes)
+        self._feedback = FeedbackJoin(sessions=self, topics=topics, reader=self._reader, secret=secret)
 
     # ── a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,27 +121,19 @@ class Serving(SessionTable):
         """Delete what is due, and decode the records of a batch."""
         emits = Emits(tally=tally)
         self._expire(emits)
-        events = self._reader.read(records, emits)
-        if self._survey is not None:
-            self._survey.look(records, events, emits.tally.troubles)
-        return Batch(records, events, emits)
+        return Batch(records, self._reader.read(records, emits), emits)
 
     def step(self, batch: Batch) -> None:
-        """Let the events of a batch change the table; leave the facts and the decisions that follow in the batch."""
-        take_feedback, take_arrival = self._feedback.take, self.arrivals.take
+        """Let the events of a batch change the table, and encode the outputs that follow."""
         for record, event in zip(batch.records, batch.events, strict=True):
             if type(event) is Feedback:
-                take_feedback(record, event, batch)
+                self._feedback.take(record, event, batch)
             elif type(event) is Arrival:
-                take_arrival(record, event, batch)
-        self._decide(batch)
-
-    def _decide(self, batch: Batch) -> None:
-        table, keep_changelog, decisions = self.table, self._keep_changelog, batch.decisions
-        changed_values: list[tuple[bytes, bytes]] = []
+                self.take_arrival(record, event, batch)
+        emits, decisions, changed_values = batch.emits, list[Decision](), list[tuple[bytes, bytes]]()
         for session_id, changed in batch.touched.items():
-            state = table[session_id]
-            if changed and keep_changelog:
+            state = self.table[session_id]
+            if changed and self._keep_changelog:
                 changed_values.append((session_id.encode(), encode_state(state)))
             # An exhausted slate needs no decision; an empty one gets mode `none`.
             if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
@@ -137,25 +141,108 @@ class Serving(SessionTable):
             decisions.append(state.decision(session_id, self.tokens(session_id, state)))
         for session_id, session in batch.unremembered.items():
             decisions.append(session.decision(session_id, self.tokens(session_id, session)))
-        batch.emits.changelog += self.bounds.fitting("sessions-changelog", changed_values, batch.emits)
+        emits.journal += [(fact.session_id.encode(), encode_journal(fact)) for fact in batch.facts]
+        emits.changelog += self._reader.fitting("sessions-changelog", changed_values, emits)
+        pairs = [(decision.session_id.encode(), encode_decision(decision)) for decision in decisions]
+        emits.decisions += self._reader.fitting("decisions", pairs, emits)
+        emits.tally.decisions.update((decision.mode, decision.position) for decision in decisions)
+
+    # ── arrivals ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def new(self, batch: Batch) -> Iterable[Arrival]:
+        """Return the first arrival of every new session."""
+        table = self.table
+        first: dict[str, Arrival] = {}
+        for event in batch.events:
+            if type(event) is Arrival and type(table.get(event.session_id)) is not Session:
+                first.setdefault(event.session_id, event)
+        return first.values()
+
+    def take_arrival(self, record: Record, arrival: Arrival, batch: Batch) -> None:
+        """Open the session of an arrival, or find it in the table; journal it if it is to be."""
+        session_id = arrival.session_id
+        # An earlier owner of the partition may have answered it with another slate.
+        uncertain = record.offset < self.repeated_until and not self.versions.is_certain(
+            arrival.occurred_at, abs(record.timestamp)
+        )
+        known = self.table.get(session_id)
+        if type(known) is Session:
+            session = known
+            if (
+                arrival.occurred_at != session.arrived_at
+                or brief_exclusions(arrival.exclude) != session.exclude
+                or pack_context(arrival.context) != session.context
+            ):
+                self._reader.reject(record, "session-reused", REUSED, batch.emits)
+                return
+            batch.emits.tally.repeated += 1
+            batch.touched.setdefault(session_id, False)
+        elif session_id not in batch.planned:
+            self._answer_unremembered(record, arrival, batch)
+            return
+        else:
+            session = self._open(arrival, batch, uncertain)
+        if session.share == 0:
+            return
+        batch.emits.tally.replanned += uncertain
+        batch.facts.append(
+            Opened(
+                session_id=session_id,
+                arrived_at=session.arrived_at,
+                context=arrival.context,
+                slate=session.slate,
+                modes=session.modes,
+                exclude=arrival.exclude,
+                parameters_version=session.version,
+                share=session.share,
+                uncertain=uncertain,
+            )
+        )
+
+    def _open(self, arrival: Arrival, batch: Batch, uncertain: bool) -> Session:
+        """Put a session that is planned into the table, with the feedback that waited for it."""
+        session_id, emits = arrival.session_id, batch.emits
+        planner, context, slate = batch.planned[session_id]
+        parameters = planner.parameters
+        deadline = arrival.occurred_at + parameters.settings.session_timeout
+        exclude = brief_exclusions(arrival.exclude)
+        session = Session(arrival.occurred_at, deadline, context, exclude, parameters.version, *slate)
+        if not uncertain:
+            session.share = journaled(parameters.settings.salt, session_id, parameters.shares.of_slate(slate.modes))
+        parked = self.open(session_id, session)
+        if (over := self.progress - deadline - parameters.settings.lateness) >= 0:
+            emits.tally.troubles.add("late-arrivals", f"a session was over for {over / 1000:,.0f} s")
+        emits.tally.opened += 1
+        emits.tally.unjournaled += session.share == 0
+        if session.values:
+            emits.tally.expected_reward += session.values[0]
+        batch.touched[session_id] = True
+        if parked is not None:
+            self._feedback.take_parked(session_id, session, parked, emits)
+        return session
+
+    def _answer_unremembered(self, record: Record, arrival: Arrival, batch: Batch) -> None:
+        """Answer an arrival for which there is no room."""
+        known = batch.unremembered.get(arrival.session_id)
+        if known is not None and known.arrived_at != arrival.occurred_at:
+            self._reader.reject(record, "session-reused", REUSED, batch.emits)
+            return
+        planner = self.versions.at(arrival.occurred_at)
+        slate, version = planner.fallback(arrival), planner.parameters.version
+        session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
+        batch.unremembered[arrival.session_id] = session
+        batch.emits.tally.unremembered += 1
+
+    # ── answers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
         """Return the tokens of the positions that are left; None without a secret."""
         if self._secret is None:
             return None
-        return slate_tokens(
-            self._secret,
-            session_id=session_id,
-            slate=session.slate[session.passed :],
-            arrived_at=session.arrived_at,
-            first=session.passed + 1,
+        return tuple(
+            make_token(self._secret, session_id=session_id, position=position, arm=arm, arrived_at=session.arrived_at)
+            for position, arm in enumerate(session.slate[session.passed :], start=session.passed + 1)
         )
-
-    def report_no_room(self, tally: Tally) -> None:
-        """Report what was not remembered because there was no room."""
-        if forgotten := tally.unremembered + tally.unparked:
-            example = f"{self.room.held:,} sessions are held, and {self.room.most:,} may be"
-            tally.troubles.add("too-many-sessions", example, forgotten)
 
     # ── expiry ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,8 +261,6 @@ class Serving(SessionTable):
             else:
                 emits.tally.late += len(state.records)
                 emits.tally.troubles.add("late-feedback", "no arrival came", len(state.records))
-                if self._survey is not None:
-                    self._survey.check_late(session_id, self._partition, emits.tally.troubles)
 
     def _lacks_feedback(self, session: Session) -> bool:
         answered = session.clicked or session.passed or not session.slate

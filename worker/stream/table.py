@@ -37,36 +37,32 @@ class SessionRoom:
     """The sessions that a worker remembers, over all of its partitions, and how many these may be.
 
     A parked feedback record counts as a session, or as several if it is large. Sessions that are taken over with a
-    partition always count, and may exceed the bound. `claimed` is the part of a batch that is planned and not opened.
+    partition always count, and may exceed the bound; so may feedback that is parked while the sessions of its batch are
+    opened. `tables` are the states of each partition.
 
     >>> room = SessionRoom(1)
-    >>> room.claim(), room.claim()
-    (True, False)
+    >>> room.is_full(), room.is_full(claimed=1)
+    (False, True)
     """
-
-    __slots__ = ("claimed", "held", "most")
 
     def __init__(self, most: int | None = None) -> None:
         self.most = MOST if most is None else most
         self.held = 0
-        self.claimed = 0
+        self.tables: dict[int, dict[str, State]] = {}
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more is to be remembered."""
-        return self.held + self.claimed >= self.most
+    def is_full(self, claimed: int = 0) -> bool:
+        """Return whether nothing more is to be remembered; `claimed` sessions are planned and not opened."""
+        return self.held + claimed >= self.most
 
-    def claim(self, *, waiting: bool = False) -> bool:
-        """Claim room for a session; return whether there is any. One whose feedback is parked gets it always."""
-        if self.is_full and not waiting:
-            return False
-        self.claimed += 1
-        return True
+    def partition_of(self, session_id: str) -> int | None:
+        """Return the partition in which a session is open; None if there is none."""
+        partitions = (number for number, table in self.tables.items() if type(table.get(session_id)) is Session)
+        return next(partitions, None)
 
 
-def parked_size(parked: Parked) -> int:
-    """Return the room that parked feedback takes."""
-    return sum(map(record_size, parked.records))
+def state_size(state: State) -> int:
+    """Return the room that a session or parked feedback takes."""
+    return 1 if isinstance(state, Session) else sum(map(record_size, state.records))
 
 
 def record_size(record: ParkedRecord) -> int:
@@ -85,16 +81,17 @@ class SessionTable:
     may have answered the arrivals before the offset `repeated_until`.
     """
 
-    def __init__(self, versions: Versions, room: SessionRoom) -> None:
+    def __init__(self, versions: Versions, room: SessionRoom, partition: int) -> None:
         self.table: dict[str, State] = {}
+        self.partition = partition
         self.room = room
+        room.tables[partition] = self.table
         self._opened = OpenedCounts()
         self.parked = 0
         self.progress = -1
         self.repeated_until = 0
         self.versions = versions
         self._awaited = 0  # sessions of the parked records
-        self._held = 0  # of the room
         self._due: dict[int, list[str]] = {}  # session ids by the time at which they are looked at, a whole step
         self._damaged: list[bytes] = []  # keys of values that could not be restored
 
@@ -120,18 +117,19 @@ class SessionTable:
             try:
                 session_id, state = (record.key or b"").decode(), decode_state(record.value or b"")
             except ValueError as error:
-                self._skip_damaged(record, error, tally)
+                tally.troubles.add("damaged-state", f"{record.where}: {type(error).__name__}")
+                if record.key is not None:
+                    self._damaged.append(record.key)
                 continue
             self.table[session_id] = state
             if type(state) is Session:
                 self._opened.add(state.arrived_at, self.versions.newest.settings.window)
                 tally.recovered += 1
-                self._hold(1)
             elif type(state) is Parked:
                 tally.recovered_parked += len(state.records)
                 self.parked += len(state.records)
                 self._awaited += 1
-                self._hold(parked_size(state))
+            self.room.held += state_size(state)
             self._schedule(session_id, self._until(state))
         return tally
 
@@ -139,30 +137,25 @@ class SessionTable:
         """Note that earlier owners may have answered the arrivals between these offsets, the end excluded."""
         self.repeated_until = min(end, start + MOST_REPEATED)
 
-    def _skip_damaged(self, record: Record, error: ValueError, tally: Tally) -> None:
-        tally.troubles.add("damaged-state", f"{record.where}: {type(error).__name__}")
-        if record.key is not None:
-            self._damaged.append(record.key)
-
     def hand_over(self) -> Tally:
         """Drop everything; return the counts."""
         tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
+        self.room.held -= sum(map(state_size, self.table.values()))
+        self.room.tables.pop(self.partition, None)
         self.table.clear()
         self._opened.clear()
         self._due.clear()
         self.parked = self._awaited = 0
-        self._hold(-self._held)
         return tally
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, session_id: str, session: Session) -> Parked | None:
-        """Add a session that has claimed its room; return the feedback that waited for it."""
+        """Add a session; return the feedback that waited for it."""
         before = self.table.get(session_id)
         self.table[session_id] = session
         self._opened.add(session.arrived_at, self.versions.newest.settings.window)
-        self.room.claimed -= 1
-        self._hold(1)
+        self.room.held += 1
         self._schedule(session_id, session.deadline)
         if type(before) is not Parked:
             return None
@@ -181,16 +174,12 @@ class SessionTable:
         parked.records.append(record)
         parked.latest = max(parked.latest, occurred_at)
         self.parked += 1
-        self._hold(record_size(record))
+        self.room.held += record_size(record)
 
     def _forget(self, parked: Parked) -> None:
         self.parked -= len(parked.records)
         self._awaited -= 1
-        self._hold(-parked_size(parked))
-
-    def _hold(self, sessions: int) -> None:
-        self._held += sessions
-        self.room.held += sessions
+        self.room.held -= state_size(parked)
 
     # ── deletion ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +213,7 @@ class SessionTable:
                 continue
             del self.table[session_id]
             if isinstance(state, Session):
-                self._hold(-1)
+                self.room.held -= 1
             else:
                 self._forget(state)
             yield session_id, state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
+from struct import unpack_from
 from typing import Final, NamedTuple
 
 from worker.errors import InputError
@@ -65,6 +66,27 @@ class Topics:
         return frozenset((self.arrivals, self.clicks))
 
 
+_MASK: Final = 0xFFFFFFFF
+
+
+def murmur2_partition(key: bytes, partitions: int) -> int:
+    """Return the partition of a key by murmur2, the default of the Java client.
+
+    >>> murmur2_partition(b"s-1", 8)
+    7
+    """
+    length = len(key)
+    whole = length & ~3
+    mixed = 0x9747B28C ^ length
+    for word in unpack_from(f"<{whole // 4}I", key):
+        word = word * 0x5BD1E995 & _MASK
+        mixed = (mixed * 0x5BD1E995 & _MASK) ^ ((word ^ word >> 24) * 0x5BD1E995 & _MASK)
+    if whole < length:
+        mixed = (mixed ^ int.from_bytes(key[whole:], "little")) * 0x5BD1E995 & _MASK
+    mixed = (mixed ^ mixed >> 13) * 0x5BD1E995 & _MASK
+    return ((mixed ^ mixed >> 15) & 0x7FFFFFFF) % partitions
+
+
 class DeadLetter(NamedTuple):
     """A record that could not be used, with the reasons in its headers."""
 
@@ -107,14 +129,9 @@ def dead_letter(record: Record, reason: str, error: str, most: int = MOST_BYTES)
         headers += [("adcascade.key-length", b"%d" % len(key)), ("adcascade.key-sha256", _sha256(key))]
         key = key[:_CUT_KEY]
     if value is not None and long_value:
-        headers += whole_value(value)
+        headers += [("adcascade.length", b"%d" % len(value)), ("adcascade.sha256", _sha256(value))]
         value = value[:CUT_BYTES]
     return DeadLetter(key, value, headers)
-
-
-def whole_value(value: bytes) -> list[tuple[str, bytes]]:
-    """Return the headers that identify the whole of a value that is cut."""
-    return [("adcascade.length", b"%d" % len(value)), ("adcascade.sha256", _sha256(value))]
 
 
 def _sha256(data: bytes) -> bytes:
@@ -170,10 +187,7 @@ class Tally:
             if not theirs:  # most of it, in most batches
                 continue
             mine = getattr(self, name)
-            if type(mine) is Counter:
-                for key, times in theirs.items():  # few; `Counter.update` takes longer to begin
-                    mine[key] += times
-            elif type(mine) is Troubles:
+            if isinstance(mine, Counter | Troubles):
                 mine.update(theirs)
             else:
                 setattr(self, name, mine + theirs)

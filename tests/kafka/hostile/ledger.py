@@ -11,12 +11,10 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 #: Topic (without prefix), key and the hash of the value.
 Mark = tuple[str, bytes | None, bytes | None]
-
-VALID: Final = "valid"
 
 
 def mark(topic: str, key: bytes | None, value: bytes | None) -> Mark:

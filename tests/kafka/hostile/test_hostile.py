@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from tests.kafka.conftest import OwnBroker
-from tests.kafka.fleet import Running
 from tests.kafka.hostile.driver import Driver
 from tests.kafka.hostile.fleet import HostileFleet
 from tests.kafka.hostile.hostilities import Hostilities
@@ -93,7 +92,7 @@ def test_nothing_stops_it_and_nothing_misleads_it_in_silence(tmp_path: Path, own
         # The first two may already differ, on empty topics.
         fleet.kept.append(fleet.start(*random.Random(plan.seed).choice([[], *fleet.other_settings])))
         fleet.keep()
-        eventually(lambda: all(map(_is_ready, fleet.kept)), what="the workers are ready")
+        eventually(lambda: all(worker.ready for worker in fleet.kept), what="the workers are ready")
         driver = Driver(fleet.address, "hostile", ledger, timeline, plan.seed)
         driver.start()
         stack.callback(driver.close)
@@ -118,7 +117,3 @@ def test_nothing_stops_it_and_nothing_misleads_it_in_silence(tmp_path: Path, own
         sys.stdout.write(f"{timeline}\n")
         if findings:
             fail(findings, timeline, fleet)
-
-
-def _is_ready(worker: Running) -> bool:
-    return worker.ready
