@@ -242,7 +242,7 @@ GOOD = "s1,1767225600,1,a,0,31,mobile\n"
         (GOOD + "s1,1767225601,0,b,0,31,mobile", "row 3: position is not a whole number from 1 on (0)"),
         ("s,1,1,a,1,9,mobile\ns,2,2,b,1,9,mobile", "row 3: second click of the session in row 2: a session ends with"),
         ("s,1,1,a,1,9,mobile\ns,2,2,b,0,9,mobile", "row 3: display after the click in row 2: a session ends with"),
-        (GOOD + "s1,1767225601,2,b,0,32,mobile", "row 3: context differs within the session, from that in row 2"),
+        (GOOD + "s1,1767225601,2,b,0,32,mobile", "row 3: context differs within the session, from row 2"),
         (GOOD + "s2,1767225601,1,b,0,old,mobile", "row 3: age is not a number ('old')"),
         (GOOD + 's2,1767225601,1,b,0,"3,5",mobile', "row 3: age is not a number ('3,5'); write a decimal point"),
         (GOOD + "s2,1767225601,1,b,0,1e300,mobile", "row 3: a worker would refuse the arrival (norm: a number of"),

@@ -30,7 +30,7 @@ from worker.errors import InputError
 from worker.logs.findings import Stage, silent, ticking
 from worker.logs.format import LogWriter, cannot_sort, temporary_database
 from worker.logs.impressions import OTHER_COLUMN, Impression, RowReader
-from worker.logs.tables import BadRowError, Row, read_rows
+from worker.logs.tables import FORMATS, BadRowError, Row
 from worker.stream.decoding import Limits, Rejected, decode_arrival
 from worker.stream.encoding import encode_decision, encode_feedback
 from worker.stream.events import Decision, Feedback
@@ -99,12 +99,6 @@ class ImportReport:
         return f"; row {rows[0][1]}: {rows[0][2]}" if rows else ""
 
 
-class _BadDisplayError(BadRowError):
-    def __init__(self, display: Impression, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.row = display.row
-
-
 @dataclass(kw_only=True)
 class HistoryImport:
     """Reads a table of impressions, checks its sessions, and writes them as a log.
@@ -151,7 +145,7 @@ class HistoryImport:
 
     def _read(self) -> Iterator[Impression]:
         reader: RowReader | None = None
-        for number, row in read_rows(self.path, self.format):
+        for number, row in FORMATS[self.format](self.path):
             self.report.rows += 1
             session = ""
             try:
@@ -203,7 +197,7 @@ class HistoryImport:
                 try:
                     _check(displays)
                     yield self._session(session, displays)
-                except _BadDisplayError as error:
+                except BadRowError as error:
                     self._leave_out(error.row, error, session)
 
     def _session(self, session: str, displays: Sequence[Impression]) -> _Session:
@@ -213,7 +207,7 @@ class HistoryImport:
         try:
             decode_arrival(arrival, timestamp=min(times), limits=Limits(), **self._accepted)
         except Rejected as error:
-            raise _BadDisplayError(displays[0], "a worker would refuse the arrival", f" ({error})") from None
+            raise BadRowError("a worker would refuse the arrival", f" ({error})", row=displays[0].row) from None
         clicked, repeats = bool(displays[-1].clicked), len(set(ads)) < len(ads)
         columns = (orjson.dumps(column).decode() for column in (ads, [one.propensity for one in displays]))
         return _Session(session, min(times), max(times), clicked, repeats, arrival, *columns)
@@ -257,12 +251,12 @@ def _check(displays: Sequence[Impression]) -> None:
     for expected, one in enumerate(displays, start=1):
         if has_positions and one.place != expected:
             what = "position is there twice" if 0 < one.place < expected else "position before it is missing"
-            raise _BadDisplayError(one, what, f" (position {one.place} in place of {expected})")
+            raise BadRowError(what, f" (position {one.place} in place of {expected})", row=one.row)
         if clicked is not None:
             what = "second click of the session" if one.clicked else "display after the click"
-            raise _BadDisplayError(one, what, f" in row {clicked.row}: a session ends with its click")
+            raise BadRowError(what, f" in row {clicked.row}: a session ends with its click", row=one.row)
         if one.context != displays[0].context:
-            raise _BadDisplayError(one, "context differs within the session", f", from that in row {displays[0].row}")
+            raise BadRowError("context differs within the session", f", from row {displays[0].row}", row=one.row)
         clicked = one if one.clicked else None
 
 

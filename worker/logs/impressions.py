@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from math import isfinite
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -49,6 +49,9 @@ _WORDS: Final = {
 }
 _LONGEST_ID: Final = Limits().max_arm_id
 
+#: Names of features with their columns.
+Pairs: TypeAlias = Sequence[tuple[str, str]]
+
 
 class Impression(NamedTuple):
     """One display: `place` is its position, 0 if the table has none; `context` is JSON."""
@@ -71,12 +74,7 @@ class RowReader:
     """
 
     def __init__(
-        self,
-        first: Row,
-        format: str,
-        columns: Mapping[str, str],
-        context: Sequence[tuple[str, str]] = (),
-        features: Sequence[Feature] = (),
+        self, first: Row, format: str, columns: Mapping[str, str], context: Pairs, features: Sequence[Feature]
     ) -> None:
         self.unit = ""
         self._columns = _find(first, format, columns)
@@ -96,10 +94,8 @@ class RowReader:
     def read(self, number: int, session: str, row: Row) -> Impression:
         """Return the impression of a row; raise `BadRowError` if it is none."""
         cells = {role: row.get(column) if column else None for role, column in self._columns.items()}
-        clicked, propensity = (
-            _WORDS.get(str(cells["click"]).strip().lower()),
-            _number(cells["propensity"], "propensity"),
-        )
+        clicked = _WORDS.get(str(cells["click"]).strip().lower())
+        propensity = _number(cells["propensity"], "propensity")
         if clicked is None:
             raise BadRowError("click is neither 0 nor 1", f" ({cells['click']!r})")
         if propensity is not None and not 0 < propensity <= 1:
@@ -118,14 +114,13 @@ class RowReader:
 
     def _time(self, value: Any) -> int:
         try:
-            time = float("nan" if isinstance(value, datetime) else value)
-            unit, factor = next(((name, by) for below, name, by in _UNITS if abs(time) < below), ("dates", 1.0))
-        except (TypeError, ValueError):
-            time, unit, factor = float("nan"), "dates", 1.0
-        if unit == "dates":
+            time = float(value)
+            unit, factor = next((name, by) for below, name, by in _UNITS if abs(time) < below)
+        except (TypeError, ValueError, StopIteration):
+            unit, factor = "dates", 1e3
             try:
                 moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).strip())
-                time = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000
+                time = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
             except (ValueError, OverflowError):
                 raise BadRowError("time is neither a number nor ISO 8601", f" ({value!r})") from None
         self.unit = self.unit or unit
@@ -173,10 +168,7 @@ def _find(first: Row, format: str, given: Mapping[str, str]) -> dict[str, str]:
     return columns
 
 
-def _context_columns(
-    first: Row, format: str, given: Sequence[tuple[str, str]], declared: Sequence[str]
-) -> list[tuple[str, str]]:
-    """Return pairs of a feature's name and its column."""
+def _context_columns(first: Row, format: str, given: Pairs, declared: Sequence[str]) -> Pairs:
     if unknown := [name for name, _ in given if declared and name not in declared]:
         raise InputError(f"--context-columns: {unknown[0]!r} is not declared; declared are {listed(declared)}")
     obp = [name for name in first if name.startswith("user_feature")] if format == "obp" and not given else []

@@ -36,20 +36,15 @@ DSJSON: Final = {
 
 
 class BadRowError(InputError):
-    """A row cannot be used; `reason` is the same for all rows with the same defect."""
+    """A row cannot be used; `reason` is the same for all rows with the same defect. `row` is its number, if known."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", *, row: int = 0) -> None:
         super().__init__(f"{reason}{detail}")
-        self.reason = reason
+        self.reason, self.row = reason, row
 
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = Iterator[tuple[int, Row | BadRowError]]
-
-
-def read_rows(path: str, format: str) -> Rows:
-    """Return the rows of a file with their numbers; raise `InputError` if it cannot be read as a table."""
-    return FORMATS[format](path)
 
 
 def _lines(path: str) -> Iterator[str]:
@@ -152,7 +147,7 @@ def _parquet(path: str) -> Rows:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from None
 
 
-#: Readers by the name of the format.
+#: Readers of a file by the name of the format; they raise `InputError` if it cannot be read as a table.
 FORMATS: Final[Mapping[str, Callable[[str], Rows]]] = {
     "csv": _csv,
     "jsonl": lambda path: _objects(path, flat),
