@@ -199,7 +199,7 @@ def test_events_of_personalizer_are_sessions_of_one_display(imported: Import, fo
     assert {arm["reward"] for arm in records(lines, "parameters")[0]["arms"]} == {0.5}
 
 
-def test_a_row_of_the_open_bandit_dataset_is_a_session(imported: Import) -> None:
+def test_a_row_of_the_open_bandit_dataset_is_a_session(imported: Import, folder: Path, capsys) -> None:
     table = (
         ",timestamp,item_id,position,click,propensity_score,user_feature_0,user-item_affinity_0\n"
         "0,2019-11-24 00:00:17.004101+00:00,14,3,0,0.029411,1.5,0.0\n"
@@ -212,6 +212,8 @@ def test_a_row_of_the_open_bandit_dataset_is_a_session(imported: Import) -> None
     ]
     assert [one["context"] for one in records(lines, "arrivals")] == [[1.5], [2.0]]
     assert [(arm["arm"], arm["reward"]) for arm in records(lines, "parameters")[0]["arms"]] == [("14", 1.0), ("7", 1.0)]
+    assert main(["import", str(folder / "table.csv"), "--output", str(folder / "new")]) == 2
+    assert "no column 'session': give --session-column" in capsys.readouterr().err
 
 
 def test_the_settings_of_version_0_fit_the_history(imported: Import, usual: list[str]) -> None:
@@ -311,7 +313,9 @@ def test_with_skip_bad_whole_sessions_are_left_out_and_rows_counted_by_reason(im
         "ad is not in the catalogue": [2, 11],
         "position before it is missing": [1, 13],
     }
-    assert "left out: 3 sessions" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "left out: 3 sessions" in out
+    assert "2     11  ad is not in the catalogue     ('x'); add it" in out
 
 
 # ── learning from it ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -108,12 +108,8 @@ def summary(output: str, report: ImportReport, version: Parameters) -> str:
         ads = f"{len(report.unpriced):,} ads ({listed(report.unpriced, 3)})"
         lines.append(f"  no revenue is known of {ads}: they get the mean of the others; --catalog gives theirs")
     if report.bad:
-        rows = [[reason, f"{count:,}", f"{first:,}", text] for reason, (count, first, text) in report.bad.items()]
-        lines += [
-            f"  left out: {report.sessions_left_out:,} sessions",
-            "",
-            table(["reason", "rows", "first", ""], rows),
-        ]
+        bad = [[n, row, reason, text.removeprefix(reason).strip()] for reason, (n, row, text) in report.bad.items()]
+        lines += [f"  left out: {report.sessions_left_out:,} sessions", "", table(["rows", "first", "reason", ""], bad)]
     return "\n".join([*lines, "", f"next: adcascade replay {output} --relearn --output learned.json"])
 
 

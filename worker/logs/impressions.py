@@ -133,8 +133,8 @@ class RowReader:
     def _listed(self, row: Row) -> list[float]:
         numbers = []
         for _, column in self._context:
-            if (number := _number(row.get(column), column)) is None:
-                raise BadRowError(f"{column} is empty", ": declare [features.context], where numbers may be missing")
+            if (number := _number(row.get(column), column, "; declare it in [features.context] as a category")) is None:
+                raise BadRowError(f"{column} is empty", "; declare it in [features.context], where it may be missing")
             numbers.append(number)
         return numbers
 
@@ -162,7 +162,7 @@ def _find(first: Row, format: str, given: Mapping[str, str]) -> dict[str, str]:
         absent = "" if has_header else usual[0]
         found = DSJSON.get(role, "") if format == "dsjson" else next((n for n in usual if n in first), absent)
         column = columns[role] = given.get(role, found)
-        if column not in first and (role in needed or (role in given and has_header)):
+        if (not column or column not in first) and (role in needed or (role in given and has_header)):
             others = [name for name in first if all(name not in names[1:] for names in ROLES.values())]
             raise InputError(f"no column {column or usual[0]!r}: give --{role}-column{_near(column or role, others)}")
     return columns
@@ -190,7 +190,7 @@ def _near(wanted: str, names: Collection[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; the table has {listed(names)}"
 
 
-def _number(value: Any, name: str) -> float | None:
+def _number(value: Any, name: str, hint: str = "") -> float | None:
     """Read a number, or true and false; an empty cell and NaN are None."""
     if value is None or value == "":
         return None
@@ -199,7 +199,7 @@ def _number(value: Any, name: str) -> float | None:
         number = float(value) if number is None else number
     except (TypeError, ValueError):
         comma = isinstance(value, str) and value.strip().replace(",", "", 1).isdecimal()
-        hint = "; write a decimal point, not a comma" if comma else ""
+        hint = "; write a decimal point, not a comma" if comma else hint
         raise BadRowError(f"{name} is not a number", f" ({value!r}){hint}") from None
     if number != number:
         return None
