@@ -28,11 +28,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.request import urlopen
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from tests.kafka.fleet import page
 from tests.programs import IN_CI, eventually, free_port, lacking
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.brokers import connection
@@ -299,14 +299,6 @@ class Tour:
             process.wait()
 
 
-def _read(port: int, path: str) -> str:
-    try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
-            return str(answer.read().decode())
-    except OSError:
-        return ""
-
-
 @pytest.mark.slow
 def test_the_commands_that_need_nothing_run_as_they_stand(tmp_path: Path) -> None:
     tour = Tour(tmp_path)
@@ -349,7 +341,9 @@ def test_the_commands_on_kafka_lead_from_a_broker_to_a_replayed_log(tmp_path: Pa
 
 def _is_up(tour: Tour, name: str) -> bool:
     if name == "prometheus":
-        answer = _read(tour.ports["9091"], "/api/v1/query?query=adcascade_parameters_version")
-        return bool(answer and json.loads(answer)["data"]["result"])
+        query = "/api/v1/query?query=adcascade_parameters_version"
+        status, answer = page(f"http://127.0.0.1:{tour.ports['9091']}{query}")
+        return status == 200 and bool(json.loads(answer)["data"]["result"])
     pages = {"/readyz": "ready", "/metrics": "adcascade_build_info", "/": "<title>adcascade"}
-    return all(text in _read(tour.ports["9464"], page) for page, text in pages.items())
+    answers = {path: page(f"http://127.0.0.1:{tour.ports['9464']}{path}") for path in pages}
+    return all(status == 200 and pages[path] in text for path, (status, text) in answers.items())

@@ -21,7 +21,8 @@ from worker.evaluate.targets import Change
 from worker.logs.format import LogWriter
 from worker.replay.relearn import relearn
 from worker.replay.verify import verify
-from worker.simulation.experiment import ExperimentSettings, run_task
+from worker.simulation.experiment.run import run_task
+from worker.simulation.experiment.settings import ExperimentSettings
 from worker.stream.explanation import explain
 from worker.stream.parameters import decode_parameters
 from worker.stream.version_records import encode_parameters

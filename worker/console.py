@@ -6,9 +6,10 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from string import Formatter
 from types import FrameType
 from typing import Any
 
@@ -77,21 +78,43 @@ def note(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Lay out rows in columns, numbers aligned to the right.
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None = None) -> str:
+    """Lay out rows in columns, numbers aligned to the right; with `most`, only the first rows.
 
-    >>> print(table(["arm", "q"], [["shoes", 0.25], ["hats", 1.5]]))
+    >>> print(table(["arm", "q"], [["shoes", 0.25], ["hats", 1.5], ["coats", 3]], most=2))
     arm       q
     shoes  0.25
     hats    1.5
+    … and 1 more (--json - has all)
     """
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[str(cell) for cell in row] for row in rows[:most]]
     columns = []
     for column in zip(header, *cells, strict=True):
         width = max(map(len, column))
         numeric = bool(cells) and all(cell[:1] in "-+.0123456789–" for cell in column[1:])
         columns.append([cell.rjust(width) if numeric else cell.ljust(width) for cell in column])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+    lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+    more = len(rows) - len(cells)
+    return "\n".join([*lines, f"… and {more} more (--json - has all)"] if more else lines)
+
+
+class _Cells(Formatter):
+    """Formats of cells; None is a dash."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return "–" if value is None else str(super().format_field(value, format_spec))
+
+
+def listing(columns: Mapping[str, str], items: Sequence[Mapping[str, Any]], most: int | None = None) -> str:
+    """Lay out items as a table. A column is a heading with a format of the fields of an item.
+
+    >>> print(listing({"arm": "{arm}", "Q": "{q:.2f}"}, [{"arm": "shoes", "q": 0.25}, {"arm": "hats", "q": None}]))
+    arm       Q
+    shoes  0.25
+    hats      –
+    """
+    rows = [[_Cells().vformat(form, (), item) for form in columns.values()] for item in items]
+    return table(list(columns), rows, most)
 
 
 def write_json(path: str | None, value: Any) -> None:
@@ -123,6 +146,11 @@ def read_file(path: str, option: str) -> bytes:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise InputError(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_input(path: str, option: str) -> bytes:
+    """Return the content of the file that an option names, or of standard input for ``-``."""
+    return sys.stdin.buffer.read() if path == "-" else read_file(path, option)
 
 
 def check_writable(*paths: str | None) -> None:

@@ -17,9 +17,8 @@ from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from tests.programs import needs
 from worker.bench import kafka
 from worker.bench.figures import Figure
-from worker.bench.kafka import NAMES, RATIOS, ServerRun, figures, in_turn
+from worker.bench.kafka import NAMES, RATIOS, WINDOW, ServerRun, arrival, figures, in_turn, learned
 from worker.bench.processes import ChildProcess, broker_script, running_broker
-from worker.bench.topics import WINDOW, arrival, learned
 from worker.cli.main import main
 from worker.errors import FailedError, InputError
 from worker.stream.decoding import decode_decision

@@ -20,9 +20,9 @@ from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from tests.programs import show
 from worker.bench.core import LARGE, MEDIUM, Scene
 from worker.bench.http import RATE, run_load, serve_process
+from worker.bench.kafka import learned, new_topics, play, worker_process
 from worker.bench.processes import ChildProcess
 from worker.bench.stream import CONTEXTS, runner
-from worker.bench.topics import learned, new_topics, play, worker_process
 from worker.kafka.connection import Connection
 from worker.stream.encoding import encode_arrival
 from worker.stream.events import Arrival

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,33 +17,21 @@ from urllib.request import urlopen
 
 import pytest
 
-from worker.cli.main import main
+from tests.programs import eventually
+from tests.simulation.test_beside import is_gone
 from worker.logs.format import LogReader
 from worker.simulation.demo import report
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.stream.decoding import decode_decision
 
-QUICK = ("demo", "--episodes", "3", "--users", "20", "--report", "none")
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main([*QUICK, *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def finish(settings: DemoSettings) -> Demo:
-    demo = Demo(settings)
-    while not demo.finished:
-        demo.step()
-    return demo
+QUICK = "demo --episodes 3 --users 20 --report none"
 
 
 # ── machines ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_json_on_standard_output_is_alone_there_and_complete(capsys):
-    code, out, err = call(capsys, "--json", "-")
+def test_json_on_standard_output_is_alone_there_and_complete(adcascade):
+    code, out, err = adcascade(f"{QUICK} --json -")
     numbers = json.loads(out)
     assert code == 0
     assert set(numbers) >= {"sessions", "decisions", "clicks", "reward", "pseudo_regret", "parameters_version"}
@@ -56,34 +43,28 @@ def test_json_on_standard_output_is_alone_there_and_complete(capsys):
     assert len(err.splitlines()) <= 5
 
 
-def test_the_additive_model_serves_the_same_users_beside(capsys):
-    _, out, _ = call(capsys, "--json", "-")
-    numbers = json.loads(out)
-    alone = json.loads(call(capsys, "--json", "-", "--model", "additive")[1])
+def test_the_additive_model_serves_the_same_users_beside(adcascade):
+    numbers = adcascade(f"{QUICK} --json -").json
+    alone = adcascade(f"{QUICK} --json - --model additive").json
     assert numbers["additive"]["sha256"] == alone["sha256"] != numbers["sha256"]
     assert numbers["additive"]["revenue_share"] == alone["revenue_share"]
     assert alone["oracle_reward"] == numbers["oracle_reward"]
     assert alone["additive"] is None
-    without = json.loads(call(capsys, "--json", "-", "--no-beside")[1])
+    without = adcascade(f"{QUICK} --json - --no-beside").json
     assert (without["additive"], without["sha256"]) == (None, numbers["sha256"])
 
 
 @pytest.mark.parametrize("environment", ["uniform", "rare", "tastes", "leaving"])
-@pytest.mark.parametrize(
-    "policy",
-    [("--policy", "ucbbp", "--repeats"), ("--policy", "epsilon-greedy"), ("--policy", "ucbbp", "--beta", "theory")],
-)
-def test_every_environment_runs_with_any_policy(capsys, environment, policy):
-    code, out, _ = call(capsys, "--environment", environment, *policy, "--json", "-", "--dim", "2", "--arms", "3")
-    assert code == 0
-    assert json.loads(out)["parameters_version"] == 3
+@pytest.mark.parametrize("policy", ["ucbbp --repeats", "epsilon-greedy", "ucbbp --beta theory"])
+def test_every_environment_runs_with_any_policy(adcascade, environment, policy):
+    ended = adcascade(f"{QUICK} --environment {environment} --policy {policy} --json - --dim 2 --arms 3")
+    assert (ended.code, ended.json["parameters_version"]) == (0, 3)
 
 
 @pytest.mark.parametrize("name", ["demo.log", "demo.log.gz"])
-def test_the_log_has_the_records_of_every_topic(capsys, tmp_path: Path, name):
+def test_the_log_has_the_records_of_every_topic(adcascade, tmp_path: Path, name):
     file = tmp_path / name
-    _, out, _ = call(capsys, "--record", str(file), "--json", "-", "--users", "60")
-    numbers = json.loads(out)
+    numbers = adcascade(f"{QUICK} --record {file} --json - --users 60").json
     with LogReader(file) as log:
         lines = list(log)
     topics = Counter(line.record.topic for line in lines)
@@ -100,8 +81,8 @@ def test_the_log_has_the_records_of_every_topic(capsys, tmp_path: Path, name):
 # ── people ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_pipe_gets_the_summary_and_a_few_lines(capsys):
-    code, out, err = call(capsys)
+def test_a_pipe_gets_the_summary_and_a_few_lines(adcascade):
+    code, out, err = adcascade(QUICK)
     assert code == 0
     assert out.startswith("adcascade demo: tastes, personal model, aucbbp, seed 0\n\nsessions")
     assert max(map(len, out.splitlines())) <= 80
@@ -110,9 +91,9 @@ def test_a_pipe_gets_the_summary_and_a_few_lines(capsys):
     assert "\x1b" not in out + err
 
 
-def test_the_report_is_one_page_that_contains_its_plots(capsys, tmp_path: Path):
-    code, out, _ = call(capsys, "--report", str(tmp_path / "report"))
+def test_the_report_is_one_page_that_contains_its_plots(adcascade, tmp_path: Path):
     folder = tmp_path / "report"
+    code, out, _ = adcascade(f"{QUICK} --report {folder}")
     assert code == 0
     assert out.splitlines()[-1] == f"report: {folder / 'report.html'}"
     names = ["clicks", "estimates", "exploration", "regret", "revenue", "tastes"]
@@ -123,18 +104,18 @@ def test_the_report_is_one_page_that_contains_its_plots(capsys, tmp_path: Path):
     assert not re.search(r'="(https?:)?//', page), "nothing from elsewhere"
 
 
-def test_with_a_state_folder_the_report_is_in_it_and_the_current_folder_stays_clean(capsys, tmp_path, monkeypatch):
+def test_with_a_state_folder_the_report_is_in_it_and_the_current_folder_stays_clean(adcascade, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "can_draw", lambda: False)
-    main(["demo", "--episodes", "1", "--users", "10", "--state", "kept"])
+    adcascade("demo --episodes 1 --users 10 --state kept")
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (tmp_path / "kept" / "report" / "report.html").exists()
 
 
-def test_without_matplotlib_the_report_has_no_plots_and_names_the_package(capsys, tmp_path: Path, monkeypatch):
+def test_without_matplotlib_the_report_has_no_plots_and_names_the_package(adcascade, tmp_path: Path, monkeypatch):
     for module in (report, sys.modules["worker.cli.demo"]):
         monkeypatch.setattr(module, "can_draw", lambda: False)
-    code, out, _ = call(capsys, "--report", str(tmp_path))
+    code, out, _ = adcascade(f"{QUICK} --report {tmp_path}")
     assert code == 0
     assert "pip install 'adcascade[lab]'" in out
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
@@ -144,14 +125,15 @@ def test_without_matplotlib_the_report_has_no_plots_and_names_the_package(capsys
 # ── wrong input ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_state_folder_of_another_demo_and_a_log_that_exists_are_refused(capsys, tmp_path: Path):
+def test_a_state_folder_of_another_demo_and_a_log_that_exists_are_refused(adcascade, tmp_path: Path):
     log = tmp_path / "log"
     log.write_text("precious")
-    assert call(capsys, "--state", str(tmp_path / "kept"))[0] == 0
-    code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--seed", "5", "--record", str(log))
+    again = f"{QUICK} --state {tmp_path}/kept"
+    assert adcascade(again).code == 0
+    code, _, err = adcascade(f"{again} --seed 5 --record {log}")
     assert code == 2
     assert "holds a demo with --seed 0, not --seed 5" in err
-    code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--record", str(log))
+    code, _, err = adcascade(f"{again} --record {log}")
     assert code == 2
     assert f"{log}: this file exists" in err
     assert log.read_text() == "precious"
@@ -179,16 +161,17 @@ def wait_for(running: subprocess.Popen[str], beginning: str) -> str:
     raise AssertionError(f"no line began with {beginning!r}")
 
 
-def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Path):
-    settings = DemoSettings(users=30, episodes=12)
+def test_a_killed_run_continues_as_if_it_had_never_stopped(adcascade, tmp_path: Path):
     arguments = ("--episodes", "12", "--users", "30", "--state", str(tmp_path / "kept"))
     with process(*arguments, "--speed", "200") as running:
         wait_for(running, " 50%")
         running.kill()
         running.communicate(timeout=300)
     assert running.returncode == -signal.SIGKILL
-    code, out, err = call(capsys, *arguments, "--json", "-")
-    numbers, golden = json.loads(out), finish(settings)
+    code, out, err = adcascade(f"{QUICK} --json -", *arguments)
+    numbers, golden = json.loads(out), Demo(DemoSettings(users=30, episodes=12))
+    while not golden.finished:
+        golden.step()
     assert code == 0
     assert re.search(r"continuing after [3-6] episodes", err)
     assert numbers["sessions"] == sum(row.score.sessions for row in golden.rows)
@@ -202,21 +185,12 @@ def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Pat
 
 def child_of(running: subprocess.Popen[str]) -> int:
     """Return the id of the process that runs the additive model."""
-    deadline = time.monotonic() + 300
-    while True:
-        for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split():
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
-        assert time.monotonic() < deadline
 
+    def found() -> list[str]:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split()
+        return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
-def wait_for_end_of(pid: int) -> None:
-    """Wait until there is no such process, or only the entry that its new parent has not removed."""
-    deadline = time.monotonic() + 300
-    with suppress(FileNotFoundError, ProcessLookupError):
-        while Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    return int(eventually(found)[0])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -236,7 +210,7 @@ def test_metrics_are_served_until_a_signal_to_all_processes_ends_the_run_with_co
     numbers = json.loads(out)
     assert numbers["additive"]["episodes"] <= numbers["episodes"] < 100
     assert numbers["finished"] is False
-    wait_for_end_of(child)
+    eventually(lambda: is_gone(child))
 
 
 def test_the_process_beside_ends_when_the_demo_is_killed():
@@ -246,7 +220,7 @@ def test_the_process_beside_ends_when_the_demo_is_killed():
         running.kill()
         _, err = running.communicate(timeout=300)
     assert err == ""
-    wait_for_end_of(child)
+    eventually(lambda: is_gone(child))
 
 
 def test_the_death_of_the_process_beside_is_one_line_and_a_failure():

@@ -10,7 +10,6 @@ import pytest
 
 from tests.evaluate.recording import record
 from tests.replay.logs import lines_of, of, version, write
-from worker.cli.main import main
 from worker.evaluate.estimators import METHODS
 
 
@@ -29,24 +28,9 @@ def deterministic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def document(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    assert main(["evaluate", *arguments, "--json", "-"]) == code
-    found: dict[str, Any] = orjson.loads(capsys.readouterr().out)
-    return found
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line of error for wrong input."""
-    assert main(["evaluate", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return err
-
-
-def test_the_table_has_a_line_for_each_answer(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(log), "--policy", "greedy"]) == 0
-    out, err = capsys.readouterr()
+def test_the_table_has_a_line_for_each_answer(log: Path, adcascade: Any) -> None:
+    code, out, err = adcascade(f"evaluate {log} --policy greedy")
+    assert (code, err) == (0, "")
     assert out.startswith("greedy, laplace estimator, up to 2 displays; its estimates: as served\n")
     table = {line.split("  ")[0]: line for line in out.splitlines()}
     for name in ("as served", *METHODS):
@@ -56,11 +40,10 @@ def test_the_table_has_a_line_for_each_answer(log: Path, capsys: pytest.CaptureF
     assert "the personal model" in table["direct"]
     assert "revenue/expected" in out
     assert "arms × features" in table
-    assert err == ""
 
 
-def test_the_json_has_every_number(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, str(log), "--policy", "greedy", "--confidence", "0.9")
+def test_the_json_has_every_number(log: Path, adcascade: Any) -> None:
+    found = adcascade(f"evaluate {log} --policy greedy --confidence 0.9 --json -").json
     assert found["confidence"] == 0.9
     assert found["target"]["policy"] == "greedy"
     assert found["target"]["estimate"] == "as served"
@@ -77,18 +60,18 @@ def test_the_json_has_every_number(log: Path, capsys: pytest.CaptureFixture[str]
     assert [group["group"] for group in found["model_check"]["groups"]][:2] == ["all displays", "arms of the target"]
 
 
-def test_only_the_given_methods_answer(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, str(log), "--method", "dr", "--method", "replay")
+def test_only_the_given_methods_answer(log: Path, adcascade: Any) -> None:
+    found = adcascade(f"evaluate {log} --method dr --method replay --json -").json
     assert [estimate["method"] for estimate in found["estimates"]] == ["replay", "dr"]
 
 
-def test_one_answer_is_sufficient(deterministic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_answer_is_sufficient(deterministic: Path, adcascade: Any) -> None:
     """Myopic slates did not serve, and no slate was left to chance: the model alone has an answer."""
-    asked = (str(deterministic), "--policy", "myopic-ucb", "--beta", "0")
-    found = {one["method"]: one for one in document(capsys, *asked)["estimates"]}
+    asked = f"evaluate {deterministic} --policy myopic-ucb --beta 0"
+    found = {one["method"]: one for one in adcascade(f"{asked} --json -").json["estimates"]}
     assert found["direct"]["sessions"] > found["ips"]["sessions"] > 0
-    assert main(["evaluate", *asked]) == 0
-    out, _ = capsys.readouterr()
+    code, out, _ = adcascade(asked)
+    assert code == 0
     assert "A random_share above 0 avoids this" in out
     for method in ("replay", "ips", "snips", "dr"):
         assert f"{method} has no answer: " in out
@@ -96,35 +79,35 @@ def test_one_answer_is_sufficient(deterministic: Path, capsys: pytest.CaptureFix
     assert "not enough random sessions to check the click model" in out
 
 
-def test_exit_1_if_a_given_method_has_no_answer(deterministic: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = (str(deterministic), "--policy", "myopic-ucb", "--beta", "0", "--method", "ips", "--method", "direct")
-    found = document(capsys, *asked, code=1)
-    assert [estimate["refused"] is None for estimate in found["estimates"]] == [False, True]
-    assert main(["evaluate", *asked]) == 1
-    assert "adcascade: ips has no answer: " in capsys.readouterr().err
+def test_exit_1_if_a_given_method_has_no_answer(deterministic: Path, adcascade: Any) -> None:
+    ended = adcascade(f"evaluate {deterministic} --policy myopic-ucb --beta 0 --method ips --method direct --json -")
+    assert [estimate["refused"] is None for estimate in ended.json["estimates"]] == [False, True]
+    assert ended.code == 1
+    assert "adcascade: ips has no answer: " in ended.err
 
 
-def test_exit_1_if_no_method_has_an_answer(deterministic, tmp_path, capsys) -> None:
+def test_exit_1_if_no_method_has_an_answer(deterministic, tmp_path, adcascade) -> None:
     """A minute and a half of few users has too few clicks."""
     lines = lines_of(deterministic)
     start = min(line["ts"] for line in of(lines, "arrivals"))
     path = write(tmp_path / "short.jsonl", [line for line in lines if line["ts"] < start + 90_000])
-    assert main(["evaluate", path]) == 1
-    assert "no answer" in capsys.readouterr().err
+    ended = adcascade(f"evaluate {path}")
+    assert ended.code == 1
+    assert "no answer" in ended.err
 
 
-def test_a_version_may_be_given(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_version_may_be_given(log: Path, tmp_path: Path, adcascade: Any) -> None:
     path = tmp_path / "version.json"
     path.write_text(version(lines_of(log), 15)["payload"])
-    found = document(capsys, str(log), "--parameters", str(path), "--policy", "greedy")
+    found = adcascade(f"evaluate {log} --parameters {path} --policy greedy --json -").json
     assert found["target"]["estimate"].startswith("version ")
     assert found["target"]["policy"] == "greedy"
-    as_served = document(capsys, str(log))
+    as_served = adcascade(f"evaluate {log} --json -").json
     assert found["sessions"] == as_served["sessions"] + as_served["warmup"]
     assert any("overestimated" in note for note in found["notes"])
 
 
-def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, adcascade: Any) -> None:
     path = tmp_path / "version.json"
     record: dict[str, Any] = {
         "arms": [{"arm": "ad-1", "reward": 1.0}],
@@ -134,19 +117,21 @@ def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, capsys: py
         "horizon": 2,
     }
     path.write_bytes(orjson.dumps(record))
-    assert "have dim 1, the log has 3" in refused(capsys, str(log), "--parameters", str(path))
+    code, out, err = adcascade(f"evaluate {log} --parameters {path}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "have dim 1, the log has 3" in err
 
 
-def test_a_longer_horizon_than_served_is_a_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(log), "--horizon", "9"]) == 1
-    assert "served at most 2 displays" in capsys.readouterr().err
+def test_a_longer_horizon_than_served_is_a_failure(log: Path, adcascade: Any) -> None:
+    ended = adcascade(f"evaluate {log} --horizon 9")
+    assert ended.code == 1
+    assert "served at most 2 displays" in ended.err
 
 
-def test_bad_lines_and_contradictions_are_noted(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_lines_and_contradictions_are_noted(log: Path, tmp_path: Path, adcascade: Any) -> None:
     lines = lines_of(log)
     path = Path(write(tmp_path / "log.jsonl", [*lines, {**lines[0], "payload": "other"}]))
     path.write_bytes(b"{not json}\n" + path.read_bytes())
-    assert main(["evaluate", str(path), "--skip-bad"]) == 0
-    out = capsys.readouterr().out
+    out = adcascade(f"evaluate {path} --skip-bad").out
     assert "1 bad lines skipped" in out
     assert "1 records contradict others or are damaged" in out

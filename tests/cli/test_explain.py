@@ -8,7 +8,6 @@ import pytest
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
-from worker.cli.main import main
 from worker.stream.contexts import Standardisation
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
@@ -37,24 +36,23 @@ def version(**changes):
 
 
 @pytest.fixture
-def call(capsys, tmp_path, monkeypatch):
-    """Call `explain` in a folder with a record made by the learner (p.json) and one made by hand (hand.json)."""
+def explain(adcascade, tmp_path, monkeypatch):
+    """Run `explain` on a record made by the learner (p), on one with tastes (tastes), or on one by hand (hand)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.json").write_bytes(encode_parameters(version()))
+    (tmp_path / "tastes.json").write_bytes(encode_parameters(personal()))
     (tmp_path / "hand.json").write_text(json.dumps(BY_HAND))
 
-    def run(*arguments):
-        code = main(["explain", *arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
+    def run(name, context, *more):
+        ended = adcascade(f"explain --parameters {name}.json --context", context, *more)
+        assert ended.code == 0
+        return ended
 
     return run
 
 
-def test_json_has_exactly_the_fields_of_the_contract(call):
-    code, out, err = call("--parameters", "p.json", "--context", "[0.5, -1]", "--json", "-")
-    result = json.loads(out)
-    assert (code, err) == (0, "")
+def test_json_has_exactly_the_fields_of_the_contract(explain):
+    result = explain("p", "[0.5, -1]", "--json", "-").json
     assert set(result) == {"slate", "positions"}
     assert len(result["slate"]) == len(result["positions"]) == 3
     for number, position in enumerate(result["positions"], start=1):
@@ -101,18 +99,16 @@ def personal(seed=0):
     )
 
 
-def test_the_features_that_carried_the_choice_are_named(call, tmp_path):
-    (tmp_path / "tastes.json").write_bytes(encode_parameters(personal()))
+def test_the_features_that_carried_the_choice_are_named(explain):
     context = '{"age": 25, "device": "mobile", "city": "Rome"}'
-    code, out, err = call("--parameters", "tastes.json", "--context", context)
-    assert (code, err) == (0, "")
+    out = explain("tastes", context).out
     line = next(line for line in out.splitlines() if line.startswith("   log-odds of"))
     assert all(name in line for name in ("base rate", "device=mobile", "age=25", "city=Rome"))
     assert "goes on" in out
     assert "note: no session id" in out
-    _, out, err = call("--parameters", "tastes.json", "--context", context, "--session", "s", "--json", "-")
-    assert err == ""
-    for one in json.loads(out)["positions"][0]["arms"]:
+    ended = explain("tastes", context, "--session", "s", "--json", "-")
+    assert ended.err == ""
+    for one in ended.json["positions"][0]["arms"]:
         parts = {part["feature"]: part["contribution"] for part in one["contributions"]}
         assert set(parts) == {"base rate", "age", "device=mobile", "city=Rome"}
         assert 1 / (1 + np.exp(-sum(parts.values()))) == pytest.approx(one["probability"])
@@ -121,33 +117,14 @@ def test_the_features_that_carried_the_choice_are_named(call, tmp_path):
         assert 0.5 <= one["spread"] <= 1.5
 
 
-def test_a_context_without_names_may_have_gaps_where_features_are_declared(call, tmp_path):
-    (tmp_path / "tastes.json").write_bytes(encode_parameters(personal()))
-    code, out, _ = call("--parameters", "tastes.json", "--context", "[null, 1, 0, 0, 0, 1, 0]")
-    assert code == 0
+def test_a_context_without_names_may_have_gaps_where_features_are_declared(explain):
+    out = explain("tastes", "[null, 1, 0, 0, 0, 1, 0]").out
     assert "age missing +0.00" in out
     assert "city#3" in out
 
 
-@pytest.mark.parametrize(
-    ("context", "said"),
-    [
-        ('{"height": 3}', "context.height is not declared; declared are age, device, city"),
-        ('{"age": "old"}', "context.age: a number is declared, not a text"),
-        ("[1]", "has 1 numbers, the parameters need 7"),
-        ("3", "or an object of declared features"),
-        ("{", "or an object of declared features"),
-    ],
-)
-def test_a_context_that_is_not_as_declared_is_refused(call, tmp_path, context, said):
-    (tmp_path / "tastes.json").write_bytes(encode_parameters(personal()))
-    check_refused(call("--parameters", "tastes.json", "--context", context), said)
-
-
-def test_a_record_written_by_hand_is_enough(call):
-    code, out, _ = call("--parameters", "hand.json", "--context", "[0]", "--json", "-")
-    result = json.loads(out)
-    assert code == 0
+def test_a_record_written_by_hand_is_enough(explain):
+    result = explain("hand", "[0]", "--json", "-").json
     sure = 1 / (1 + np.exp(-2.0))
     last = result["positions"][1]
     assert last["continuation"] == 0
@@ -157,9 +134,9 @@ def test_a_record_written_by_hand_is_enough(call):
     assert result["slate"] == ["dear", "dear"]
 
 
-def test_overrides_change_the_plan(call):
+def test_overrides_change_the_plan(explain):
     def slate(*more):
-        return json.loads(call("--parameters", "hand.json", "--context", "[0]", "--json", "-", *more)[1])["slate"]
+        return explain("hand", "[0]", "--json", "-", *more).json["slate"]
 
     assert slate("--policy", "greedy") == ["dear", "sure"]
     assert slate("--beta", "0") == ["dear", "sure"]
@@ -169,89 +146,62 @@ def test_overrides_change_the_plan(call):
     assert slate("--bonus", "paper") == ["dear", "sure"]  # equal widths: the same bonus for both changes nothing
 
 
-def test_a_context_may_come_from_a_file_or_standard_input(call, tmp_path, monkeypatch):
+def test_a_context_may_come_from_a_file_or_standard_input(explain, tmp_path, monkeypatch):
     (tmp_path / "x.json").write_text("[0.5, -1]\n")
-    given = call("--parameters", "p.json", "--context", "[0.5, -1]", "--json", "-")
-    assert call("--parameters", "p.json", "--context", "@x.json", "--json", "-") == given
+    given = explain("p", "[0.5, -1]")
+    assert explain("p", "@x.json") == given
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"[0.5, -1]")))
-    assert call("--parameters", "p.json", "--context", "-", "--json", "-") == given
+    assert explain("p", "-") == given
 
 
-def test_the_table_gives_the_reason_in_words(call):
-    _, out, _ = call("--parameters", "hand.json", "--context", "[0]", "--policy", "greedy")
+def test_the_table_gives_the_reason_in_words(explain):
+    out = explain("hand", "[0]", "--policy", "greedy").out
     assert "slate: dear → sure" in out
     assert "position 2, exploit: sure is expected to earn the most, 0.8808 (next: dear, 0.8068)" in out
     assert "nothing is planned after it" in out
-    _, out, _ = call("--parameters", "hand.json", "--context", "[0]")
+    out = explain("hand", "[0]").out
     assert "sure is expected to earn more (0.8808 against 0.8068), but dear may well be better" in out
 
 
-def test_with_json_on_standard_output_the_notes_go_to_standard_error(call, tmp_path):
+def test_with_json_on_standard_output_the_notes_go_to_standard_error(explain, tmp_path):
     (tmp_path / "cold.json").write_bytes(encode_parameters(replace(version(warmup=2), folds=1)))
-    _, out, err = call("--parameters", "cold.json", "--context", "[0, 0]", "--json", "-")
-    assert {position["mode"] for position in json.loads(out)["positions"]} == {"warmup"}
-    assert err.startswith("note: warm-up, 1 of 2 folds: serving draws any eligible arm at random")
+    ended = explain("cold", "[0, 0]", "--json", "-")
+    assert {position["mode"] for position in ended.json["positions"]} == {"warmup"}
+    assert ended.err.startswith("note: warm-up, 1 of 2 folds: serving draws any eligible arm at random")
 
 
-WRONG_CONTEXTS = {
-    "[1]": "has 1 numbers, the parameters need 2",
-    "[1, 1e999]": "JSON list of numbers",
-    "[1, null]": "got `null` - at `$[1]`",
-    '{"x": 1}': "got `object`",
-    "1, 2": "JSON list of numbers",
-    "[1e200, 1]": "too large",
-    "@nowhere.json": "No such file",
-}
-
-
-def check_refused(result, said):
-    code, out, err = result
-    assert code == 2
-    assert out == ""
-    assert err.startswith("adcascade: ")
-    assert err.count("\n") == 1
-    assert said in err
-
-
-@pytest.mark.parametrize("context", WRONG_CONTEXTS)
-def test_a_wrong_context_is_refused(call, tmp_path, context):
-    before = sorted(tmp_path.iterdir())
-    result = call("--parameters", "p.json", "--context", context, "--json", "out.json")
-    check_refused(result, WRONG_CONTEXTS[context])
-    assert sorted(tmp_path.iterdir()) == before
+TOO_LONG = {**BY_HAND, "horizon": 2**62}
+NO_ARM = {**BY_HAND, "arms": [], "theta_arms": [], "precision": {"context": [[1.0]], "cross": [], "arms": []}}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("record", "context", "message"),
     [
-        ("--context 0", "either --parameters FILE or --version VERSION"),
-        ("--parameters p.json", "--context is missing"),
-        ("--parameters - --context -", "both"),
-        ("--parameters nowhere.json --context [0,0]", "No such file"),
-        ("--parameters . --context [0,0]", "directory"),
-        ("--parameters p.json --context [0,0] --policy oracle", "unknown value 'oracle'"),
-        ("--parameters p.json --context [0,0] --exclude zebra", "no such arm"),
+        (BY_HAND, "[1, 2]", "has 2 numbers, the parameters need 1"),
+        (BY_HAND, "[1e999]", "JSON list of numbers"),
+        (BY_HAND, "[null]", "got `null` - at `$[0]`"),
+        (BY_HAND, '{"x": 1}', "got `object`"),
+        (BY_HAND, "1, 2", "JSON list of numbers"),
+        (BY_HAND, "[1e200]", "too large"),
+        (BY_HAND, "@nowhere.json", "No such file"),
+        (None, '{"height": 3}', "context.height is not declared; declared are age, device, city"),
+        (None, '{"age": "old"}', "context.age: a number is declared, not a text"),
+        (None, "[1]", "has 1 numbers, the parameters need 7"),
+        (None, "3", "or an object of declared features"),
+        (None, "{", "or an object of declared features"),
+        ("{", "[0]", "--parameters record.json: "),
+        ({}, "[0]", "--parameters record.json: "),
+        (NO_ARM, "[0]", "there is no arm"),
+        (TOO_LONG, "[0]", "horizon must be at most"),
     ],
 )
-def test_wrong_flags_are_refused(call, arguments, message):
-    check_refused(call(*arguments.split()), message)
-
-
-def changed(**changes):
-    return json.dumps({**BY_HAND, **changes})
-
-
-WRONG_RECORDS = {
-    "not JSON": "{",
-    "no arrays": "{}",
-    "no arm": changed(arms=[], theta_arms=[], precision={"context": [[1.0]], "cross": [], "arms": []}),
-    "too many displays": changed(horizon=2**62),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG_RECORDS)
-def test_a_wrong_record_is_refused(call, tmp_path, wrong):
-    (tmp_path / "wrong.json").write_text(WRONG_RECORDS[wrong])
-    before = sorted(tmp_path.iterdir())
-    check_refused(call("--parameters", "wrong.json", "--context", "[0]", "--json", "out.json"), "wrong.json")
-    assert sorted(tmp_path.iterdir()) == before
+def test_a_wrong_context_or_record_is_refused_and_nothing_is_written(
+    adcascade, tmp_path, monkeypatch, record, context, message
+):
+    monkeypatch.chdir(tmp_path)
+    text = record if isinstance(record, str) else json.dumps(record)
+    (tmp_path / "record.json").write_bytes(encode_parameters(personal()) if record is None else text.encode())
+    ended = adcascade("explain --parameters record.json --json out.json --context", context)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert message in ended.err
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]

@@ -6,16 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
-from worker.cli.main import COMMANDS, load, main
+from worker.cli.main import load
 from worker.cli.options.catalog import read_arms
-from worker.cli.options.learning import context_dim, learning_settings
-from worker.cli.options.parser import build_parser, resolve
+from worker.cli.options.learning import context_dim
+from worker.cli.options.parser import build_parser, filled, resolve
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
+from worker.simulation.traffic.generator import TrafficSettings
 from worker.stream.features import Features
 from worker.stream.settings import Arm, LearningSettings
 
@@ -34,43 +34,23 @@ def resolved(tmp_path: Path, text: str, *flags: str) -> argparse.Namespace:
     path = tmp_path / "worker.toml"
     path.write_text(text)
     parsed = build_parser(load("worker"), "adcascade worker").parse_args(["--config", str(path), *flags])
-    return resolve(parsed, environ={}, load_all=lambda: map(load, COMMANDS))
+    return resolve(parsed, environ={})
 
 
 def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_path: Path) -> None:
     options = resolved(tmp_path, f"horizon = 4\n{TABLES}")
     assert context_dim(options) == 3
-    settings = learning_settings(options, 3)
+    settings = filled(LearningSettings, options, dim=3)
     assert settings.features == Features.of_table(
         {"context": {"age": "number", "device": ["mobile", "desktop"]}, "ads": {"price": "number", "brand": ["n"]}}
     )
     assert (settings.horizon, settings.standardise) == (4, True)
-    assert not learning_settings(resolved(tmp_path, TABLES, "--no-standardise"), 3).standardise
-    crossed = learning_settings(resolved(tmp_path, f"[features]\ncrosses = [['device', 'age']]\n{TABLES}"), 3)
+    assert not filled(LearningSettings, resolved(tmp_path, TABLES, "--no-standardise"), dim=3).standardise
+    options = resolved(tmp_path, f"[features]\ncrosses = [['device', 'age']]\n{TABLES}")
+    crossed = filled(LearningSettings, options, dim=3)
     assert crossed.features is not None
     assert crossed.features.crosses == (("device", "age"),)
     assert (crossed.dim, crossed.model_dim) == (3, 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("features = 3\n", r"\[features\] must have the tables"),
-        ("[features.user]\nage = 'number'\n", r"\[features\] has no table 'user'"),
-        ("[features.context]\nage = 'years'\n", "age must be"),
-        ("[features.context]\nage = 'number'\nage = 'number'\n", "not valid TOML"),
-        ("[features]\ncrosses = 'all'\n", "there is none of contexts"),
-        (
-            "[features]\ncrosses = [['age', 'sex']]\n[features.context]\nage = 'number'\n",
-            "'sex' is no declared feature",
-        ),
-        ("[feature.context]\nage = 'number'\n", r"unknown table \[feature\]; did you mean features\?"),
-    ],
-)
-def test_a_wrong_declaration_is_one_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        resolved(tmp_path, text)
-    assert "\n" not in str(caught.value)
 
 
 def test_another_dimension_than_the_declared_one_is_one_line(tmp_path: Path) -> None:
@@ -80,14 +60,15 @@ def test_another_dimension_than_the_declared_one_is_one_line(tmp_path: Path) -> 
     assert context_dim(resolved(tmp_path, "", "--dim", "5")) == 5
 
 
-def test_serving_does_not_start_with_more_columns_than_a_window_can_fold(tmp_path: Path, capsys: Any) -> None:
+def test_serving_does_not_start_with_more_columns_than_a_window_can_fold(
+    tmp_path: Path, monkeypatch, adcascade
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "wide.toml").write_text("[features.context]\ncountry = { hashed = 2000 }\n")
     (tmp_path / "ads.csv").write_text("arm,reward\na,1\n")
-    options = {"config": tmp_path / "wide.toml", "catalog": tmp_path / "ads.csv", "state": tmp_path / "state"}
-    assert main(["serve", *(f"--{name}={path}" for name, path in options.items())]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("adcascade: 2,000 columns of contexts and 1 ad take about 17.2 s per fold")
-    assert said.count("\n") == 1
+    ended = adcascade("serve --config wide.toml --catalog ads.csv --state state")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert ended.err.startswith("adcascade: 2,000 columns of contexts and 1 ad take about 17.2 s per fold")
 
 
 # ── catalogues ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -195,6 +176,14 @@ def test_a_catalogue_needs_no_further_column_for_the_revenue_as_a_feature(tmp_pa
         read_arms(str(tmp_path / "y.csv"), declared=declared)
 
 
+def test_a_worker_can_read_the_arms_that_the_traffic_writes(tmp_path: Path, adcascade: Any) -> None:
+    path = tmp_path / "arms.json"
+    assert adcascade(f"traffic --environment rare --arms 11 --seed 4 --write-arms {path}").code == 0
+    assert list(read_arms(str(path))) == TrafficSettings(environment="rare", arms=11, seed=4).world().catalogue()
+    printed = adcascade("traffic --arms 3 --write-arms -").json
+    assert [arm["arm"] for arm in printed] == ["ad-1", "ad-2", "ad-3"]
+
+
 def test_a_column_of_numbers_and_texts_is_a_category(tmp_path: Path) -> None:
     for name, text in (
         ("x.csv", "arm,reward,size\na,1,40\nb,1,L\n"),
@@ -216,42 +205,37 @@ def folder(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: Path, capsys: Any) -> None:
-    where = ["--state", folder]
-    assert main(["arms", "add", "c", "--reward", "3", "--feature", "price=7", "--feature", "brand=n", *where]) == 0
-    assert main(["arms", "price", "c", "--reward", "4", *where]) == 0
-    assert main(["arms", "retire", "a", *where]) == 0
-    capsys.readouterr()
-    assert main(["arms", "list", *where, "--json", "-"]) == 0
-    listed = orjson.loads(capsys.readouterr().out)["arms"]
+def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: Path, adcascade: Any) -> None:
+    def arms(line: str) -> Any:
+        ended = adcascade(f"arms {line} --state {folder}")
+        assert ended.code == 0
+        return ended
+
+    arms("add c --reward 3 --feature price=7 --feature brand=n")
+    arms("price c --reward 4")
+    arms("retire a")
+    listed = arms("list --json -").json["arms"]
     added = {"arm": "c", "reward": 4.0, "active": True, "features": {"price": 7.0, "brand": "n"}}
     assert listed[2] == {**added, "answer_rate": 1.0, "displays": 0.0}
     assert listed[0]["features"] == {"price": 10.5, "brand": "n"}
-    assert main(["arms", "list", *where]) == 0
-    assert "price" in capsys.readouterr().out
+    assert "price" in arms("list").out
     (tmp_path / "arms.csv").write_text("arm,reward,price,brand\nb,2,3.5,7\nc,4,7,n\n")
-    assert main(["arms", "sync", str(tmp_path / "arms.csv"), "--yes", *where]) == 0
-    assert "0 added, 0 retired, 1 changed" in capsys.readouterr().out
-    assert main(["arms", "sync", str(tmp_path / "arms.csv"), "--yes", *where]) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "0 added, 0 retired, 1 changed" in arms(f"sync {tmp_path}/arms.csv --yes").out
+    assert "nothing to do" in arms(f"sync {tmp_path}/arms.csv --yes").out
 
 
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        (["price=7"], "arm 'c' has no brand"),
-        (["price=dear", "brand=n"], "price: 'dear' is not a number"),
-        (["price=7", "brand=n", "size=3"], "size: this feature is not declared"),
-        (["price=7", "price=8", "brand=n"], "--feature price: the feature is given twice"),
-        (["price"], "must be NAME=VALUE"),
-        ([], "arm 'c' has no"),
+        ("--feature price=7", "arm 'c' has no brand"),
+        ("--feature price=dear --feature brand=n", "price: 'dear' is not a number"),
+        ("--feature price=7 --feature brand=n --feature size=3", "size: this feature is not declared"),
+        ("--feature price=7 --feature price=8 --feature brand=n", "--feature price: the feature is given twice"),
+        ("--feature price", "must be NAME=VALUE"),
+        ("", "arm 'c' has no"),
     ],
 )
-def test_an_ad_whose_features_do_not_fit_is_one_line(
-    folder: str, capsys: Any, features: list[str], message: str
-) -> None:
-    flags = [text for feature in features for text in ("--feature", feature)]
-    assert main(["arms", "add", "c", "--reward", "3", *flags, "--state", folder]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
+def test_an_ad_whose_features_do_not_fit_is_one_line(folder: str, adcascade, features: str, message: str) -> None:
+    ended = adcascade(f"arms add c --reward 3 {features} --state {folder}")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert message in ended.err

@@ -5,23 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
+from tests.cli.conftest import Terminal
 from worker.cli.log_format import FORMATS, HIDDEN, configure
 from worker.errors import FailedError
-
-
-@pytest.fixture(autouse=True)
-def untouched_logging() -> Iterator[None]:
-    """Put the root logger back as pytest has it."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
 
 
 def test_a_line_is_an_object_with_fields_and_the_error() -> None:
@@ -52,10 +41,6 @@ def test_a_secret_in_a_message_or_an_error_is_removed(format: str) -> None:
 
 
 def test_without_a_format_a_pipe_gets_json_and_a_terminal_text() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     pipe, terminal = io.StringIO(), Terminal()
     for stream in (pipe, terminal):
         configure(format=None, stream=stream)

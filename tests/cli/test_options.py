@@ -71,46 +71,35 @@ def test_a_flag_can_be_turned_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--beta", "much"], "--beta: must be a number"),
-        (["--beta", "nan"], "--beta: must be finite"),
-        (["--beta", "inf"], "--beta: must be finite"),
-        (["--beta", "-1"], "--beta: must be at least 0"),
-        (["--session-timeout", "1.5"], "--session-timeout: must be a whole number"),
-        (["--policy", "best"], "one of ucbbp, greedy"),
-        (["--users", "0"], "--users: must be at least 1"),
-        (["--unheard-of"], "see adcascade serve --help"),
-        (["--betta", "1"], "did you mean --beta?"),
-        (["--session-timout=1"], "did you mean --session-timeout?"),
-        (["--policy", "gredy"], "did you mean greedy?"),
-    ],
-)
-def test_the_error_of_a_wrong_value_names_the_allowed_ones(arguments: list[str], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        resolved(*arguments)
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("beta = [", "not valid TOML"),
-        ("[serve]\nbeat = 1\n", "has no option 'beat'; did you mean beta?"),
-        ("[sreve]\nbeta = 1\n", r"unknown table \[sreve\]; did you mean serve?"),
+        ("[worker]\nbeat = 1\n", "has no option 'beat'; did you mean beta?"),
+        ("[wroker]\nbeta = 1\n", "unknown table [wroker]; did you mean worker?"),
         ("betaa = 1\n", "no command has an option 'betaa'; did you mean beta?"),
-        ("[ads]\nreword = 1\n", r"\[ads\] has no option 'reword'; did you mean reward?"),
-        ("[ads.ad]\nreward = 1\n", r"unknown table \[ads.ad\]; did you mean ads.add?"),
-        ("[ads.add]\nbeta = 1\n", r"\[ads.add\] has no option 'beta'"),
+        ("[arms]\nreword = 1\n", "[arms] has no option 'reword'; did you mean reward?"),
+        ("[arms.ad]\nreward = 1\n", "unknown table [arms.ad]; did you mean arms.add?"),
+        ("[arms.add]\nbeta = 1\n", "[arms.add] has no option 'beta'"),
         ("beta = 'x'", "in the config"),
-        (None, "^--config [^ ]*: No such file"),
+        ("features = 3\n", "[features] must have the tables"),
+        ("[features.user]\nage = 'number'\n", "[features] has no table 'user'"),
+        ("[features.context]\nage = 'years'\n", "age must be"),
+        ("[features.context]\nage = 'number'\nage = 'number'\n", "not valid TOML"),
+        ("[features]\ncrosses = 'all'\n", "there is none of contexts"),
+        ("[features]\ncrosses = [['a', 'sex']]\n[features.context]\na = 'number'\n", "'sex' is no declared feature"),
+        ("[feature.context]\nage = 'number'\n", "unknown table [feature]; did you mean features?"),
+        ("kafka = 5", "kafka in the config file must be a table [kafka]"),
+        ("[kafka]\nclient.id = [1]", "client.id in [kafka] of the config file must be a text, a number, true or false"),
+        (None, "--config file.toml: No such file"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str | None, says: str) -> None:
-    file = tmp_path / "adcascade.toml"
+def test_a_wrong_file_is_refused_in_one_line(adcascade, tmp_path, monkeypatch, text: str | None, says: str) -> None:
+    monkeypatch.chdir(tmp_path)
     if text is not None:
-        file.write_text(text)
-    with pytest.raises(InputError, match=says):
-        resolved("--config", str(file))
+        (tmp_path / "file.toml").write_text(text)
+    ended = adcascade("worker --dim 2 --config file.toml")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert says in ended.err
 
 
 def test_a_file_and_variables_are_shared_by_all_commands(tmp_path: Path) -> None:
@@ -151,14 +140,9 @@ def test_every_variable_that_the_project_names_is_an_option_or_listed() -> None:
 # ── every command ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def leaves(command: CommandSpec, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], CommandSpec]]:
-    path = (*path, command.name)
-    if not command.actions:
-        return [(path, command)]
-    return [leaf for action in command.actions for leaf in leaves(action, path)]
-
-
-EVERY = [leaf for name in COMMANDS for leaf in leaves(load(name))]
+#: Every command and action, with its words on the command line.
+EVERY = [((name,), load(name)) for name in COMMANDS if not load(name).actions]
+EVERY += [((name, action.name), action) for name in COMMANDS for action in load(name).actions]
 
 
 def test_the_help_shows_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +12,11 @@ import numpy as np
 import orjson
 import pytest
 
+from tests.cli.conftest import Terminal
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.personal import PersonalModel
 from worker.cli.arms import in_force
-from worker.cli.main import main
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.stream.features import Features
@@ -50,13 +48,13 @@ def folder(learned: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def say(folder: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+def say(folder: Path, adcascade: Any) -> Say:
     """Return a function that runs a command on the folder, or on another one, and returns what it prints."""
 
     def run(line: str, *, state: Path = folder, code: int = 0) -> str:
-        assert main([*shlex.split(line), "--state", str(state)]) == code
-        out, err = capsys.readouterr()
-        return err if code else out
+        ended = adcascade(f"{line} --state {state}")
+        assert ended.code == code
+        return str(ended.err if code else ended.out)
 
     return run
 
@@ -74,7 +72,7 @@ def test_show_and_export_agree_on_the_hash(ask: Ask, say: Say, tmp_path: Path) -
     file = tmp_path / "exported.json"
     say(f"parameters export --output {file}")
     assert decode_parameters(file.read_bytes()).sha256 == ask("parameters show")["sha256"]
-    assert main(["explain", "--parameters", str(file), "--context", "[0.1, 0.2, 0.3]"]) == 0
+    say(f"explain --parameters {file} --context '[0.1, 0.2, 0.3]'")
 
 
 def test_diff_shows_the_changes(ask: Ask, say: Say) -> None:
@@ -306,29 +304,22 @@ def test_the_difference_is_a_table_and_every_order_says_from_when_it_serves(say:
         assert "open sessions keep their slates" in text
 
 
-def test_a_version_in_the_future_serves_in_so_many_seconds() -> None:
+def test_the_time_until_a_version_serves_is_given_in_seconds() -> None:
     made = replace(Parameters.first(settings(), ARMS), version=7, effective_at=1_000_002_300)
     assert "(in 2.3 s)" in in_force(made, now=1_000_000_000)
     assert "from now on" in in_force(made, now=1_000_002_300)
 
 
-class Terminal(io.StringIO):
-    """A terminal with typed text."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("n\n", 2), ("", 2)])
-def test_on_a_terminal_the_changes_are_confirmed(ask, folder, tmp_path, capsys, monkeypatch, typed, code) -> None:
+def test_on_a_terminal_the_changes_are_confirmed(ask, adcascade, folder, tmp_path, monkeypatch, typed, code) -> None:
     file = tmp_path / "arms.csv"
     file.write_text("arm,reward\ncoat,1.5\n")
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert main(["arms", "sync", str(file), "--state", str(folder)]) == code
-    asked = capsys.readouterr().err
-    assert "coat" in asked
-    assert "[y/N]" in asked
+    ended = adcascade(f"arms sync {file} --state {folder}")
+    assert ended.code == code
+    assert "coat" in ended.err
+    assert "[y/N]" in ended.err
     assert any(arm["arm"] == "coat" for arm in ask("arms list")["arms"]) == (code == 0)
 
 

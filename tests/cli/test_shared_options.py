@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 from pathlib import Path
@@ -12,11 +13,15 @@ import pytest
 from tests.programs import needs
 from worker.cli.main import load, main
 from worker.cli.options.brokers import connection
-from worker.cli.options.learning import learning_settings
-from worker.cli.options.parser import build_parser, resolve
-from worker.cli.options.times import duration
+from worker.cli.options.parser import build_parser, filled, resolve
 from worker.errors import InputError
-from worker.stream.settings import SETTINGS
+from worker.http.settings import HttpSettings
+from worker.kafka.settings import WorkerSettings
+from worker.simulation.demo.run import DemoSettings
+from worker.simulation.experiment import ExperimentSettings
+from worker.simulation.traffic.generator import TrafficSettings
+from worker.stream.decoding import Limits
+from worker.stream.settings import LearningSettings
 
 PASSWORD = "hush-hush-hush"
 
@@ -139,29 +144,12 @@ def test_settings_of_librdkafka_pass_through_from_flags_the_variable_and_the_fil
     assert made.secrets == ["psst"]
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("kafka = 5", r"kafka in the config file must be a table \[kafka\]"),
-        (
-            "[kafka]\nclient.id = [1]",
-            r"client.id in \[kafka\] of the config file must be a text, a number, true or false",
-        ),
-    ],
-)
-def test_a_wrong_table_of_settings_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
-    file = tmp_path / "adcascade.toml"
-    file.write_text(text)
-    with pytest.raises(InputError, match=complaint):
-        resolved("--config", str(file))
-
-
 @pytest.mark.parametrize("name", ["sasl.password", "ssl.key.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"])
-def test_a_secret_of_librdkafka_is_no_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["topics", "check", "--kafka", f"{name}={PASSWORD}"]) == 2
-    err = capsys.readouterr().err
-    assert f"--kafka {name}: the list of processes would show its value; put it into ADCASCADE_KAFKA" in err
-    assert PASSWORD not in err
+def test_a_secret_of_librdkafka_is_no_flag(name: str, adcascade: Any) -> None:
+    ended = adcascade(f"topics check --kafka {name}={PASSWORD}")
+    assert ended.code == 2
+    assert f"--kafka {name}: the list of processes would show its value; put it into ADCASCADE_KAFKA" in ended.err
+    assert PASSWORD not in ended.err
 
 
 def test_the_flags_of_tls_are_short_forms_of_settings_of_librdkafka(tmp_path: Path) -> None:
@@ -182,46 +170,39 @@ def test_brokers_are_separated_by_commas() -> None:
 # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_setting_of_the_learner_is_an_option_of_the_worker() -> None:
-    assert set(SETTINGS) <= {option.attribute for option in load("worker").options}
+@pytest.mark.parametrize(
+    ("kind", "command", "others"),
+    [
+        (LearningSettings, "worker", ()),
+        (
+            WorkerSettings,
+            "worker",
+            ("connection", "topics", "learner", "learning", "arms", "limits", "secret", "clock_file"),
+        ),
+        (Limits, "worker", ("max_ahead_ms", "max_behind_ms", "max_session_id", "max_arm_id")),
+        (HttpSettings, "serve", ("keys", "allowed_hosts")),
+        (DemoSettings, "demo", ()),
+        (ExperimentSettings, "simulate", ()),
+        (TrafficSettings, "traffic", ()),
+    ],
+)
+def test_every_setting_is_an_option_of_the_same_name(kind: Any, command: str, others: tuple[str, ...]) -> None:
+    names = set(inspect.signature(kind).parameters)
+    assert names - {option.attribute for option in load(command).options} == set(others)
 
 
 def test_flags_variables_and_the_file_reach_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "worker.toml"
     file.write_text('window = "2m"\n[worker]\nlateness = "750ms"\npolicy = "aucbbp"\n')
     given = resolved("--config", str(file), "--policy", "greedy", "--no-repeats", ADCASCADE_BETA="theory")
-    settings = learning_settings(given, 7)
+    settings = filled(LearningSettings, given, dim=7)
     assert (settings.window, settings.lateness, settings.policy) == (120_000, 750, "greedy")
     assert (settings.repeats, settings.beta, settings.dim, settings.session_timeout) == (False, "theory", 7, 60_000)
 
 
-@pytest.mark.parametrize("text", ["60", "1.0001s", "-5s", "s", "5 weeks", ""])
-def test_a_time_without_a_unit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        duration(text)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--beta", "much"], "--beta: must be a number, not 'much' (or theory)"),
-        (["--window", "0"], "window must be a whole number of at least 1"),
-        (["--member-timeout", "1ms"], "--member-timeout: must be at least 1s, not 1ms"),
-        (["--progress-interval", "2m"], "--progress-interval: must be at most 60s, not 2m"),
-        (["--bonus", "paper"], "needs --repeats"),
-        (["--max-norm", "0.5"], "--max-norm: must be at least 1"),
-        (["--prefix", "a b"], "prefix"),
-        (["--token-secret-file", "/none"], "--token-secret-file /none"),
-    ],
-)
-def test_wrong_settings_end_the_worker_with_2_before_it_connects(arguments, complaint, capsys) -> None:
-    assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2", *arguments]) == 2
-    assert complaint in capsys.readouterr().err
-
-
-def test_a_short_token_secret_is_refused_without_being_shown(monkeypatch, capsys) -> None:
+def test_a_short_token_secret_is_refused_without_being_shown(monkeypatch, adcascade) -> None:
     monkeypatch.setenv("ADCASCADE_TOKEN_SECRET", "too short")
-    assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2"]) == 2
-    err = capsys.readouterr().err
-    assert "at least 16 bytes" in err
-    assert "too short" not in err
+    ended = adcascade("worker --broker 127.0.0.1:1 --dim 2")
+    assert ended.code == 2
+    assert "at least 16 bytes" in ended.err
+    assert "too short" not in ended.err

@@ -1,26 +1,16 @@
-import json
 import sys
 
 import pytest
 
-from worker.cli.main import main
 from worker.simulation import environments
 
-QUICK = ["simulate", "--episodes", "6", "--seeds", "2", "--jobs", "1", "--dim", "2", "--arms", "4", "--horizon", "3"]
+QUICK = "simulate --episodes 6 --seeds 2 --jobs 1 --dim 2 --arms 4 --horizon 3"
 
 
-def call(capsys, *arguments):
-    code = main([*QUICK, *arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
-def test_json_on_standard_output_is_alone_there(capsys):
-    code, out, err = call(
-        capsys, "--policy", "ucbbp", "--policy", "greedy", "--users", "5", "--users", "9", "--json", "-"
-    )
-    result = json.loads(out)
-    assert (code, err) == (0, "")
+def test_json_on_standard_output_is_alone_there(adcascade):
+    ended = adcascade(f"{QUICK} --policy ucbbp --policy greedy --users 5 --users 9 --json -")
+    result = ended.json
+    assert (ended.code, ended.err) == (0, "")
     assert set(result) == {"runs", "settings"}
     assert [(run["policy"], run["users"], run["seed"]) for run in result["runs"]] == [
         (policy, users, seed) for policy in ("ucbbp", "greedy") for users in (5, 9) for seed in (0, 1)
@@ -33,8 +23,8 @@ def test_json_on_standard_output_is_alone_there(capsys):
     assert result["settings"]["policy"] == ["ucbbp", "greedy"]
 
 
-def test_the_table_has_a_line_per_policy_and_number_of_users(capsys):
-    code, out, _ = call(capsys, "--policy", "random", "--users", "5", "--users", "9", "--environment", "rare")
+def test_the_table_has_a_line_per_policy_and_number_of_users(adcascade):
+    code, out, _ = adcascade(f"{QUICK} --policy random --users 5 --users 9 --environment rare")
     assert code == 0
     assert out.startswith("rare: d = 2, K = 4, H = 3, T = 6")
     assert [line.split()[:2] for line in out.splitlines()[-2:]] == [["random", "5"], ["random", "9"]]
@@ -42,11 +32,9 @@ def test_the_table_has_a_line_per_policy_and_number_of_users(capsys):
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_plots_have_the_format_of_their_suffix(capsys, tmp_path, suffix):
+def test_plots_have_the_format_of_their_suffix(adcascade, tmp_path, suffix):
     regret, structure = tmp_path / f"regret.{suffix}", tmp_path / f"structure.{suffix}"
-    code, _, err = call(
-        capsys, "--users", "4", "--users", "8", "--plot", str(regret), "--plot-structure", str(structure)
-    )
+    code, _, err = adcascade(f"{QUICK} --users 4 --users 8 --plot {regret} --plot-structure {structure}")
     assert code == 0
     magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
     assert regret.read_bytes().startswith(magic)
@@ -54,9 +42,9 @@ def test_plots_have_the_format_of_their_suffix(capsys, tmp_path, suffix):
     assert err == f"wrote {regret}\nwrote {structure}\n"
 
 
-def test_a_plot_for_one_number_of_users_comes_with_a_note(capsys, tmp_path):
+def test_a_plot_for_one_number_of_users_comes_with_a_note(adcascade, tmp_path):
     plot = tmp_path / "regret.svg"
-    _, _, err = call(capsys, "--plot", str(plot))
+    _, _, err = adcascade(f"{QUICK} --plot {plot}")
     assert "give --users several times" in err
     text = plot.read_text()
     assert "Time-averaged regret" in text
@@ -64,42 +52,41 @@ def test_a_plot_for_one_number_of_users_comes_with_a_note(capsys, tmp_path):
     assert all(label in text for label in ("UCBBP", "AUCBBP", "ε-greedy"))
 
 
-def test_without_matplotlib_one_line_names_the_package_to_install(capsys, tmp_path, monkeypatch):
+def test_without_matplotlib_one_line_names_the_package_to_install(adcascade, tmp_path, monkeypatch):
     monkeypatch.setattr("worker.simulation.plots.importlib.util.find_spec", lambda name: None)
-    code, out, err = call(capsys, "--plot", str(tmp_path / "regret.png"))
+    code, out, err = adcascade(f"{QUICK} --plot {tmp_path}/regret.png")
     assert (code, out) == (1, "")
     assert err == "adcascade: plots need matplotlib: pip install 'adcascade[lab]'\n"
 
 
-def test_options_may_come_from_the_environment_and_from_a_file(capsys, tmp_path, monkeypatch):
+def test_options_may_come_from_the_environment_and_from_a_file(adcascade, tmp_path, monkeypatch):
     config = tmp_path / "lab.toml"
     config.write_text('[simulate]\npolicy = ["greedy", "random"]\nridge = 2.5\nusers = 7\n')
     monkeypatch.setenv("ADCASCADE_RIDGE", "3.5")
-    settings = json.loads(call(capsys, "--config", str(config), "--json", "-")[1])["settings"]
+    settings = adcascade(f"{QUICK} --config {config} --json -").json["settings"]
     assert (settings["policy"], settings["users"], settings["ridge"]) == (["greedy", "random"], [7], 3.5)
 
 
-def test_the_table_and_the_runs_say_which_share_of_the_oracle_was_lost(capsys):
-    _, out, _ = call(capsys, "--policy", "random", "--environment", "tastes", "--model", "personal")
-    assert "lost  lost, last 6" in out
-    run = json.loads(call(capsys, "--policy", "random", "--environment", "tastes", "--json", "-")[1])["runs"][0]
+def test_the_table_and_the_runs_say_which_share_of_the_oracle_was_lost(adcascade):
+    line = f"{QUICK} --policy random --environment tastes --model personal"
+    assert "lost  lost, last 6" in adcascade(line).out
+    run = adcascade(f"{line} --json -").json["runs"][0]
     assert len(run["oracle"]) == 6
     assert all(0 < regret < best for regret, best in zip(run["regret"], run["oracle"], strict=True))
 
 
-def test_the_table_has_the_share_lost_after_new_arms(capsys):
-    more = ["--environment", "tastes", "--model", "personal", "--features", "2", "--new-arms", "3", "--join", "3"]
-    code, out, _ = call(capsys, "--policy", "ucbbp", *more)
+def test_the_table_has_the_share_lost_after_new_arms(adcascade):
+    more = "--model personal --features 2 --new-arms 3 --join 3"
+    code, out, _ = adcascade(f"{QUICK} --policy ucbbp --environment tastes {more}")
     assert code == 0
-    assert "--model personal --features 2 --new-arms 3 --join 3" in out
+    assert more in out
     assert "lost, 3–6" in out
 
 
-def test_without_scikit_learn_one_line_names_it(capsys, monkeypatch):
+def test_without_scikit_learn_one_line_names_it(adcascade, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     environments.load_digits.cache_clear()
-    code = main(["simulate", "--environment", "digits", "--episodes", "2", "--jobs", "1"])
-    out, err = capsys.readouterr()
+    code, out, err = adcascade("simulate --environment digits --episodes 2 --jobs 1")
     assert (code, out) == (1, "")
     assert err.endswith("adcascade: the environment digits needs scikit-learn: pip install scikit-learn\n")
 
@@ -107,21 +94,19 @@ def test_without_scikit_learn_one_line_names_it(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "options"),
     [
-        ("categories", ["--levels", "7", "--noise"]),
-        ("categories", ["--levels", "7", "--dim", "0"]),
-        ("silent", ["--reported", "0.3"]),
-        ("newcomers", ["--join", "3", "--new-arms", "2", "--better", "4", "--spread", "1"]),
-        ("newcomers", ["--join", "3", "--new-arms", "2", "--prices", "unequal"]),
-        ("drift", ["--change", "ads", "--forgetting", "auto"]),
-        ("interactions", ["--interaction", "2", "--crosses", "none"]),
-        ("skewed", []),
+        ("categories", "--levels 7 --noise"),
+        ("categories", "--levels 7 --dim 0"),
+        ("silent", "--reported 0.3"),
+        ("newcomers", "--join 3 --new-arms 2 --better 4 --spread 1"),
+        ("newcomers", "--join 3 --new-arms 2 --prices unequal"),
+        ("drift", "--change ads --forgetting auto"),
+        ("interactions", "--interaction 2 --crosses none"),
+        ("skewed", ""),
     ],
 )
-def test_the_worlds_of_the_third_release_run_and_are_named_with_their_options(capsys, environment, options):
-    arguments = ["--environment", environment, "--model", "personal", "--policy", "aucbbp", *options]
-    code, out, err = call(capsys, *arguments)
+def test_the_worlds_of_the_third_release_run_and_are_named_with_their_options(adcascade, environment, options):
+    line = f"{QUICK} --environment {environment} --model personal --policy aucbbp {options}"
+    code, out, err = adcascade(line)
     assert (code, err) == (0, "")
-    shown = [part for part in options if part not in ("--dim", "0")]
-    assert " ".join(shown) in out or all(part in out for part in shown)
-    settings = json.loads(call(capsys, *arguments, "--json", "-")[1])["settings"]
-    assert settings["environment"] == environment
+    assert all(part in out for part in options.removesuffix("--dim 0").split())
+    assert adcascade(f"{line} --json -").json["settings"]["environment"] == environment

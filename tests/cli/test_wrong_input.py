@@ -21,7 +21,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("surroundings")
     (folder / "file").write_text("mine")
     (folder / "empty.json").write_text("[]")
-    (folder / "table.toml").write_text("[wroker]\nbeta = 1\n")
     (folder / "good.csv").write_text("arm,reward\na,1\n")
     shutil.copy(GOLDEN, folder / "log")
     with StateFolder(folder / "state") as state:
@@ -40,7 +39,25 @@ WRONG = {
     "demo --report /proc/x": "--report /proc/x: this folder cannot be created",
     "demo --state file": "cannot use file as a state folder",
     "demo --partition 3": "unrecognized arguments: --partition 3; did you mean --partitions?",
-    "demo --config table.toml": "--config table.toml: unknown table [wroker]; did you mean worker?",
+    "demo --beta nan": "--beta: must be finite",
+    "demo --beta inf": "--beta: must be finite",
+    "demo --beta -1": "--beta: must be at least 0",
+    "demo --users 1.5": "--users: must be a whole number, not '1.5'",
+    "demo --policy gredy": "--policy: unknown value 'gredy'; did you mean greedy? one of ",
+    "demo --unheard-of": "(see adcascade demo --help)",
+    "demo --horizom=1": "did you mean --horizon?",
+    "worker --dim 2 --beta much": "--beta: must be a number, not 'much' (or theory)",
+    "worker --dim 2 --window 0": "window must be a whole number of at least 1",
+    "worker --dim 2 --window 60": "--window: must be a time with a unit",
+    "worker --dim 2 --window 1.0001s": "of whole milliseconds, not '1.0001s'",
+    "worker --dim 2 --window=-5s": "--window: must be a time with a unit",
+    "worker --dim 2 --window '5 weeks'": "--window: must be a time with a unit",
+    "worker --dim 2 --member-timeout 1ms": "--member-timeout: must be at least 1s, not 1ms",
+    "worker --dim 2 --progress-interval 2m": "--progress-interval: must be at most 60s, not 2m",
+    "worker --dim 2 --bonus paper": "needs --repeats",
+    "worker --dim 2 --max-norm 0.5": "--max-norm: must be at least 1",
+    "worker --dim 2 --prefix 'a b'": "prefix",
+    "worker --dim 2 --token-secret-file /none": "--token-secret-file /none",
     "simulate --episodes 1": "at least 2",
     "simulate --episodes 6 --warmup 6": "leaves none of 6",
     "simulate --model personal --no-intercept": "the model personal has an intercept",
@@ -67,6 +84,13 @@ WRONG = {
     "evaluate log --parameters /nowhere": "No such file",
     "evaluate log --prefix other": "its topics are ads.",
     "evaluate log --parameters any --estimator newton": "contradict",
+    "explain --context [0]": "either --parameters FILE or --version VERSION",
+    "explain --parameters file": "--context is missing",
+    "explain --parameters - --context -": "both",
+    "explain --parameters nowhere.json --context [0]": "No such file",
+    "explain --parameters . --context [0]": "directory",
+    "explain --version 0 --state state --context [0,0,0] --policy oracle": "unknown value 'oracle'",
+    "explain --version 0 --state state --context [0,0,0] --exclude zebra": "no such arm",
     "record new.gz --from yesterday": "--from",
     "record new.gz --until tomorrow": "--until",
     "record new.gz --topics arrivals,nonsense": "nonsense",
@@ -98,7 +122,7 @@ def test_wrong_input_gives_one_line_and_exit_2_and_writes_nothing(capsys, folder
     monkeypatch.chdir(folder)
     before = sorted(os.walk("."))
     command, *arguments = shlex.split(line)
-    result = [] if command in ("parameters", "arms") else ["--json", "result.json"]
+    result = [] if command in ("parameters", "arms", "worker") else ["--json", "result.json"]
     assert main([command, *result, *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

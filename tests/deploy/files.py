@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -15,7 +14,7 @@ import yaml
 
 from tests.programs import lacking
 from worker.cli.main import COMMANDS, load
-from worker.cli.options.parser import CONFIG, CommandSpec, build_parser, resolve
+from worker.cli.options.parser import CONFIG, build_parser, resolve
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -52,22 +51,12 @@ def manifest(kind: str, name: str = "adcascade") -> Any:
     return found
 
 
-def pod(kind: str = "StatefulSet", name: str = "adcascade") -> Any:
-    return manifest(kind, name)["spec"]["template"]["spec"]
-
-
-def container(of: Any = None) -> Any:
-    """Return the only container of a pod, by default of a worker."""
-    (only,) = (of or pod())["containers"]
-    return only
-
-
-def mounted_files(of: Any) -> dict[str, tuple[str, str]]:
+def mounted_files(pod: Any) -> dict[str, tuple[str, str]]:
     """Return the files of a pod's container from secrets and config maps, with the object and the key of each."""
-    volumes = {volume["name"]: volume for volume in of["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
     generated = {each["name"]: each["files"] for each in kustomization()["configMapGenerator"]}
     files = {}
-    for mount in container(of)["volumeMounts"]:
+    for mount in pod["containers"][0]["volumeMounts"]:
         volume = volumes[mount["name"]]
         if "secret" in volume:
             for item in volume["secret"]["items"]:
@@ -120,44 +109,21 @@ def environment_of_the_image() -> dict[str, str]:
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def command_of(words: Sequence[str]) -> CommandSpec:
-    """Return the command or action of a command line."""
-    command = load(words[0])
-    for word in words[1:]:
-        (command,) = (action for action in command.actions if action.name == word)
-    return command
+def settings_of(words: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
+    """Return the settings of a command line in an environment; fail on variables that this command does not know."""
+    parsed = build_parser(load(words[0]), "adcascade").parse_args(words[1:])
+    known = {option.variable for option in parsed._command.options} | {CONFIG.variable}
+    assert {name for name in environment if name.startswith("ADCASCADE_")} <= known
+    return resolve(parsed, environment)
 
 
-def settings_of(words: Sequence[str], environment: Mapping[str, str], *flags: str) -> argparse.Namespace:
-    """Return the settings of a command in an environment; fail on unknown variables."""
-    command = command_of(words)
-    known = {option.variable for option in command.options} | {CONFIG.variable}
-    ours = {name for name in environment if name.startswith("ADCASCADE_")}
-    assert ours <= known, f"{' '.join(words)} does not know {sorted(ours - known)}"
-    return resolve(build_parser(command, "adcascade").parse_args(list(flags)), environment)
-
-
-@cache
-def all_variables() -> frozenset[str]:
-    """Return the variables of all commands."""
-    found = {CONFIG.variable}
-    for name in COMMANDS:
-        command = load(name)
-        for each in (command, *command.actions):
-            found |= {option.variable for option in each.options if not option.positional}
-    return frozenset(found)
+#: The options of each command and action.
+OPTIONS = [each.options for command in map(load, COMMANDS) for each in command.actions or (command,)]
 
 
 def environment_of(service: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of a compose service, without those inherited from the shell."""
     return {name: value for name, value in service.get("environment", {}).items() if value is not None}
-
-
-def milliseconds(text: str) -> float:
-    """Read a duration of compose."""
-    found = re.fullmatch(r"(\d+)(ms|s|m)", text)
-    assert found is not None, f"{text!r} is not a duration"
-    return int(found[1]) * {"ms": 1, "s": 1_000, "m": 60_000}[found[2]]
 
 
 def package_folder(name: str) -> Path:

@@ -20,12 +20,12 @@ from tests.deploy.files import (
     documents,
     environment_of,
     environment_of_the_image,
-    milliseconds,
     package_folder,
     settings_of,
 )
 from tests.programs import needs
 from worker.cli.options.catalog import read_arms
+from worker.cli.options.times import duration
 from worker.cli.traffic import _settings as traffic_settings
 from worker.http.pages import operations
 from worker.kafka.app import STOP_TIMEOUT
@@ -99,14 +99,25 @@ def test_serve_accepts_its_variables_and_keeps_its_state_in_a_volume() -> None:
     assert (SERVE["profiles"], "depends_on" in SERVE) == (["serve"], False), "it starts alone, and only when asked for"
 
 
-@pytest.mark.parametrize("name", ["gateway", "serve"])
+@pytest.mark.parametrize("name", ["gateway", "serve", *WORKERS])
 def test_http_is_checked_for_readiness_and_published_on_its_port(name: str) -> None:
     service = SERVICES[name]
     options = settings_of(service["command"], environment_of(service))
-    assert options.host == "0.0.0.0"
-    assert f'"http://127.0.0.1:{options.port}/readyz"' in service["healthcheck"]["test"][-1]
-    assert service["ports"][0].endswith(f":{options.port}")
-    published = service["ports"][0].rpartition(":")[0]
+    host, port = (options.web_host, options.web_port) if name in WORKERS else (options.host, options.port)
+    assert host == "0.0.0.0"
+    assert f'"http://127.0.0.1:{port}/readyz"' in service["healthcheck"]["test"][-1]
+    assert "/readyz" in operations(CollectorRegistry(), lambda: None)
+    assert service["ports"][0].endswith(f":{port}")
+
+
+def test_the_traffic_uses_the_health_check_of_the_image() -> None:
+    traffic = settings_of(["traffic"], environment_of(SERVICES["traffic"]))
+    assert str(traffic.metrics_port) == environment_of_the_image()["ADCASCADE_WEB_PORT"]
+
+
+@pytest.mark.parametrize("name", ["gateway", "serve"])
+def test_the_example_of_a_request_is_for_the_published_address(name: str) -> None:
+    published = SERVICES[name]["ports"][0].rpartition(":")[0]
     assert f"http://{published}/v1/" in (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
 
 
@@ -122,20 +133,7 @@ def test_traffic_and_workers_agree_on_arms_and_settings() -> None:
 def test_a_worker_has_its_catalog_and_time_to_shut_down() -> None:
     for service in WORKERS.values():
         assert f"./arms.json:{worker_settings().catalog}:ro" in service["volumes"]
-        assert milliseconds(service["stop_grace_period"]) > 1000 * STOP_TIMEOUT
-
-
-def test_health_checks_use_the_port_of_the_web_server() -> None:
-    port = worker_settings().web_port
-    for service in WORKERS.values():
-        (url,) = re.findall(r"http://[^\"]+", " ".join(service["healthcheck"]["test"]))
-        address, _, path = url.removeprefix("http://").partition("/")
-        assert (address, path) == (f"127.0.0.1:{port}", "readyz")
-        assert "/readyz" in operations(CollectorRegistry(), lambda: None)
-        assert service["ports"][0].endswith(f":{port}")
-    traffic = settings_of(["traffic"], environment_of(SERVICES["traffic"]))
-    port_of_the_image = environment_of_the_image()["ADCASCADE_WEB_PORT"]
-    assert str(traffic.metrics_port) == port_of_the_image, "the traffic uses the health check of the image"
+        assert duration(service["stop_grace_period"]) > 1000 * STOP_TIMEOUT
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -171,7 +169,6 @@ def test_prometheus_scrapes_every_worker_the_gateway_and_the_simulated_traffic()
     assert lookup["port"] == worker_settings().web_port
     for service in WORKERS.values():
         assert service["networks"]["inside"]["aliases"] == lookup["names"]
-    assert worker_settings().web_host == "0.0.0.0"
     gateway = SERVICES["gateway"]
     assert gateways["names"] == ["gateway"]
     assert str(gateways["port"]) == gateway["environment"]["ADCASCADE_PORT"]

@@ -1,4 +1,4 @@
-"""The image: pinned, without root and compiler, with a health check, and with all that the code needs."""
+"""The image: pinned, without root, with a health check, and with all that the code needs."""
 
 from __future__ import annotations
 
@@ -34,16 +34,6 @@ def test_every_stage_uses_one_base_pinned_to_a_patch_release() -> None:
     assert found is not None, base
     assert SpecifierSet(PROJECT["requires-python"]).contains(found[1])
     assert all(each.text.startswith("${PYTHON}") for each in dockerfile() if each.name == "FROM")
-
-
-def test_the_last_stage_only_copies_the_finished_environment() -> None:
-    assert final("RUN") == []
-    (user,) = final("USER")
-    assert final("COPY") == [
-        "--from=build /opt/adcascade /opt/adcascade",
-        f"--from=build --chown={user} /state /var/lib/adcascade",
-    ]
-    assert not [each for each in dockerfile() if each.name == "ADD" or re.search(r"\bapt", each.text)]
 
 
 def test_every_installed_package_is_a_wheel_with_a_known_hash() -> None:

@@ -23,10 +23,8 @@ METRICS = (*CATALOGUE, *HTTP_CATALOGUE, *GATEWAY_CATALOGUE)
 RULES = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "adcascade.json").read_text())
 
-#: Labels and series that Prometheus adds.
+#: Labels that Prometheus adds.
 SCRAPED = {"job", "instance"}
-MADE_BY_PROMETHEUS = {"up"}
-WORDS = {"by", "on", "ignoring", "group_left", "group_right", "offset", "and", "or", "unless", "bool", "without"}
 
 
 def rules() -> list[dict[str, Any]]:
@@ -68,20 +66,11 @@ QUERIES = [*dashboard_queries(), *rule_queries()]
 def selectors(query: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the metrics of a query with their label matchers, which are regular expressions.
 
-    >>> list(selectors('sum by (le) (rate(a_bucket{x="1"}[5m])) > 2'))
-    [('a_bucket', {'x': '1'})]
-    >>> list(selectors('a{b="c"} > on (x) group_left () max by (x) (d offset 5m)'))
-    [('a', {'b': 'c'}), ('d', {})]
-    >>> list(selectors("1.5 * a unless b == 0"))
-    [('a', {}), ('b', {})]
+    >>> list(selectors('sum by (le) (rate(adcascade_a_bucket{x="1"}[5m])) > adcascade_b'))
+    [('adcascade_a_bucket', {'x': '1'}), ('adcascade_b', {})]
     """
-    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", query)
-    bare = re.sub(r"\[[^\]]*\]|\boffset\s+\w+", " ", bare)
-    for found in re.finditer(r"(?<![\w\".])([a-zA-Z_:][\w:]*)\s*(\{[^}]*\})?(\s*\()?", bare):
-        name, matchers, call = found.groups()
-        if call or name in WORDS:
-            continue
-        yield name, dict(re.findall(r"(\w+)\s*(?:=~|=|!=|!~)\s*\"([^\"]*)\"", matchers or ""))
+    for name, matchers in re.findall(r"(adcascade_\w+)\s*(?:\{([^}]*)\})?", query):
+        yield name, dict(re.findall(r"(\w+)\s*(?:=~|=|!=|!~)\s*\"([^\"]*)\"", matchers))
 
 
 def grouping_labels(query: str) -> set[str]:
@@ -104,12 +93,8 @@ def specs() -> dict[str, Any]:
 @pytest.mark.parametrize(("where", "query"), QUERIES, ids=[where for where, _ in QUERIES])
 def test_every_query_uses_existing_metrics_and_labels(where, query):
     known = specs()
-    used = list(selectors(query))
-    assert used, "the query names no metric"
     labels = set(SCRAPED)
-    for name, matchers in used:
-        if name in MADE_BY_PROMETHEUS:
-            continue
+    for name, matchers in selectors(query):
         assert name in known, f"{where}: there is no metric {name}"
         spec = known[name]
         labels |= set(spec.labels) | ({"le"} if spec.kind == "histogram" else set())
@@ -124,12 +109,10 @@ def test_every_query_uses_existing_metrics_and_labels(where, query):
 def test_counters_are_read_as_rates_and_gauges_are_not(where, query):
     known = specs()
     for name, _ in selectors(query):
-        spec = known.get(name)
-        rated = re.search(rf"\b(rate|increase)\(\s*{name}\b", query)
-        if rated:
-            assert spec is not None
+        spec = known[name]
+        if re.search(rf"\b(rate|increase)\(\s*{name}\b", query):
             assert spec.kind != "gauge", f"{where}: {name} is a gauge"
-        elif spec is not None and spec.kind != "gauge":
+        elif spec.kind != "gauge":
             assert re.search(rf"\bsum\({name}\b", query), f"{where}: {name} only grows; take its rate or its sum"
 
 
@@ -149,7 +132,7 @@ def test_dashboard_and_rules_cover_every_metric():
         "adcascade_parked_handed_over_total",
         "adcascade_smallest_eigenvalue",
     }
-    used = {specs()[name].name for _, query in QUERIES for name, _ in selectors(query) if name in specs()}
+    used = {specs()[name].name for _, query in QUERIES for name, _ in selectors(query)}
     assert {spec.name for spec in METRICS} - used == indirect
 
 
@@ -161,18 +144,6 @@ def test_the_dashboard_uses_the_provisioned_data_source():
     asked = {target["datasource"]["uid"] for panel in panels() for target in panel["targets"]}
     asked |= {variable["datasource"]["uid"] for variable in DASHBOARD["templating"]["list"]}
     assert asked == {source["uid"] for source in sources["datasources"]}
-
-
-def test_panels_do_not_overlap_and_have_unique_ids_and_titles():
-    cells: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        grid = panel["gridPos"]
-        mine = {(grid["x"] + i, grid["y"] + j) for i in range(grid["w"]) for j in range(grid["h"])}
-        assert not cells & mine, panel["title"]
-        assert max(x for x, _ in mine) < 24
-        cells |= mine
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    assert len({panel["title"] for panel in panels()}) == len(panels())
 
 
 #: Counters that move only when a window closes.

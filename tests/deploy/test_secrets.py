@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.files import DEPLOY, KUBERNETES, all_variables, compose, documents, leaves, manifests
-from worker.cli.main import COMMANDS, load
+from tests.deploy.files import DEPLOY, KUBERNETES, OPTIONS, compose, documents, leaves, manifests
+from worker.cli.options.parser import CONFIG
 
 FILES = sorted(
     path for path in DEPLOY.rglob("*") if path.is_file() and not re.search(r"/(\.|__pycache__)", path.as_posix())
 )
 SECRET = re.compile(r"password|secret|token|credential|apikey|api_key|private", re.IGNORECASE)
-# The cache of the broker script, set by tests.
-ELSEWHERE = {"ADCASCADE_KAFKA_CACHE"}
+#: The variables of all commands, and that of the broker script.
+VARIABLES = {option.variable for options in OPTIONS for option in options if not option.positional}
+VARIABLES |= {CONFIG.variable, "ADCASCADE_KAFKA_CACHE"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(DEPLOY)) for path in FILES])
 def test_every_variable_exists_and_no_file_holds_a_key_or_a_secret_object(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert set(re.findall(r"\bADCASCADE_[A-Z_]+\b", text)) <= all_variables() | ELSEWHERE
+    assert set(re.findall(r"\bADCASCADE_[A-Z_]+\b", text)) <= VARIABLES
     assert "-----BEGIN" not in text
     assert not re.search(r"^kind: Secret$", text, flags=re.MULTILINE)
     assert not re.search(r"(?<!/)\b[a-z]+://[^/\s:@]+:[^/\s@]+@", text), "a password in an address"
@@ -53,26 +54,17 @@ def test_secrets_are_never_inline(where: str) -> None:
 
 def test_no_command_takes_a_secret_as_a_flag() -> None:
     seen = set()
-    for name in COMMANDS:
-        command = load(name)
-        for each in (command, *command.actions):
-            by_name = {option.name: option for option in each.options}
-            for option in each.options:
-                if option.secret:
-                    seen.add(option.name)
-                    assert f"{option.name}-file" in by_name
-                    assert "secret-value" not in repr(option.parse("secret-value"))
-                elif SECRET.search(option.name):
-                    assert option.name.endswith("-file") or option.flag, f"{name}: --{option.name} would take a secret"
+    for options in OPTIONS:
+        for option in options:
+            if option.secret:
+                seen.add(option.name)
+                assert f"{option.name}-file" in {other.name for other in options}
+                assert "secret-value" not in repr(option.parse("secret-value"))
+            elif SECRET.search(option.name):
+                assert option.name.endswith("-file") or option.flag, f"--{option.name} would take a secret"
     assert seen == {"sasl-password", "token-secret"}
 
 
 def test_web_servers_listen_on_loopback_by_default() -> None:
-    hosts = {
-        option.default
-        for name in COMMANDS
-        for each in (load(name), *load(name).actions)
-        for option in each.options
-        if option.name in ("host", "web-host")
-    }
-    assert hosts == {"127.0.0.1"}
+    hosts = [option for options in OPTIONS for option in options if option.name in ("host", "web-host")]
+    assert {option.default for option in hosts} == {"127.0.0.1"}

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tests.embedded.traffic import ARMS, SECOND, START, Sent, Watcher, arrivals, deliver, finish, settings
+from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.metrics import imbalances
@@ -114,10 +114,10 @@ def test_disorder_and_duplicates_leave_one_hash(at_most: int, seed: int) -> None
 
 
 @pytest.mark.parametrize("at_most", [ALL_OF_THEM, SOME])
-@pytest.mark.parametrize("how", [{"partitions": 1}, {"partitions": 12}, {"batch": 1}], ids=str)
-def test_the_number_of_partitions_and_the_size_of_batches_leave_one_hash(how: dict[str, int], at_most: int) -> None:
+@pytest.mark.parametrize("partitions", [1, 12])
+def test_the_number_of_partitions_leaves_one_hash(partitions: int, at_most: int) -> None:
     golden = undisturbed(at_most)
-    assert_same(run(golden.sent, at_most=at_most, **how).newest, golden)
+    assert_same(run(golden.sent, at_most=at_most, partitions=partitions).newest, golden)
 
 
 @pytest.mark.parametrize("most", [1, 7, 60])
@@ -323,13 +323,9 @@ def answered(runner: Embedded, sent: list[Sent]) -> set[str]:
     return names
 
 
-def test_every_arrival_is_answered_before_any_parameters_were_learned() -> None:
-    users = arrivals(50, seconds=5)
-    assert len(answered(Embedded(settings(), ARMS), users)) == 50
-
-
 def test_every_arrival_is_answered_while_learning_is_frozen_or_dead() -> None:
     runner = Embedded(settings(), ARMS)
+    assert len(answered(runner, arrivals(50, seconds=5, seed=3))) == 50  # before any parameters were learned
     deliver(runner, arrivals(100, seconds=20), live=True)
     runner.order(Command(action="freeze"))
     version = runner.versions.newest.version
@@ -341,22 +337,6 @@ def test_every_arrival_is_answered_while_learning_is_frozen_or_dead() -> None:
         for one in arrivals(40, seconds=1, seed=9)
     ]
     assert len(answered(runner, late)) == 40
-
-
-# ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_few_records_of_many_partitions_are_one_step_and_many_are_steps_of_at_most_a_batch() -> None:
-    seen = Watcher()
-    runner = Embedded(settings(), ARMS, partitions=4, batch=100, observers=[seen])
-    assert len(answered(runner, arrivals(60, seconds=5))) == 60
-    assert seen.steps == [(4, 60)]
-    seen.steps.clear()
-    assert len(answered(runner, arrivals(1_000, seconds=5, seed=1))) == 1_000
-    assert sum(records for _, records in seen.steps) == 1_000
-    assert max(records for _, records in seen.steps) == 100
-    assert runner.tally.arrivals == runner.tally.opened == 1_060
-    assert_balanced(runner)
 
 
 # ── forged feedback ──────────────────────────────────────────────────────────────────────────────────────────────────

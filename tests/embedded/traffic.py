@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ import orjson
 from worker.embedded.runner import Embedded
 from worker.stream.events import Episode
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.topology import Emits
 
 SECOND = 1_000
 START = 1_700_000_000_000 // 60_000 * 60_000
@@ -44,17 +43,15 @@ class Sent:
 
 
 class Watcher:
-    """Keeps the episodes of a run, and the numbers of partitions and of records of its steps."""
+    """Keeps the episodes of a run."""
 
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
-        self.steps: list[tuple[int, int]] = []
 
     def episode(self, episode: Episode) -> None:
         self.episodes.append(episode)
 
-    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
-        self.steps.append((len(emits), records))
+    def batches(self, *_: Any) -> None: ...
 
     def version(self, *_: Any) -> None: ...
 
@@ -97,13 +94,20 @@ def answers(decision: dict[str, Any], context: Sequence[float]) -> list[Sent]:
     return sent
 
 
-def deliver(runner: Embedded, sent: Sequence[Sent], *, until: int | None = None, live: bool = False) -> list[Sent]:
+def deliver(
+    runner: Embedded,
+    sent: Sequence[Sent],
+    *,
+    live: bool = False,
+    contexts: Mapping[str, Sequence[float]] | None = None,
+) -> list[Sent]:
     """Deliver records in the order of their times, a second at a time; return all records delivered.
 
-    With `live`, users also answer the decisions.
+    With `live`, users also answer the decisions, by `contexts` if they differ from those that they send.
     """
     queue = sorted(sent)
-    contexts = {one.session: orjson.loads(one.value)["context"] for one in queue if live and one.topic == "arrivals"}
+    if live and contexts is None:
+        contexts = {one.session: orjson.loads(one.value)["context"] for one in queue if one.topic == "arrivals"}
     everything: list[Sent] = []
     answered: set[str] = set()
     clock = runner.time or START
@@ -118,13 +122,11 @@ def deliver(runner: Embedded, sent: Sequence[Sent], *, until: int | None = None,
         fresh: list[Sent] = []
         for _, value in runner.pump():
             decision = orjson.loads(value)
-            if live and decision["session_id"] not in answered:
+            if contexts is not None and decision["session_id"] not in answered:
                 answered.add(decision["session_id"])
                 fresh += answers(decision, contexts[decision["session_id"]])
         queue = sorted(queue + fresh) if fresh else queue
         runner.advance(clock)
-        if until is not None and clock >= until:
-            return everything
     return everything
 
 

@@ -20,7 +20,8 @@ from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.model import CrossFit, FittedModel, cross_fit
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.support import Support
-from worker.simulation.environments import Environment, make_environment
+from worker.simulation.environments import make_environment
+from worker.simulation.world import Environment
 
 KINDS = 12  # kinds of users, each with one context, so that means over users are sums
 

@@ -21,7 +21,7 @@ from worker.client.exchange import Exchange
 from worker.gateway.model import PublishedModel
 from worker.gateway.run import GATEWAY_CATALOGUE, GatewayMetrics
 from worker.gateway.service import KafkaAdService
-from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
+from worker.http.service import AdRequest, Answer, UnavailableError
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.topology import Topics
@@ -46,8 +46,12 @@ class Gateway:
     async def arrive(
         self, session_id: str = "s", context: str = "[1,2]", *, within: float = 20.0, **more: str
     ) -> Answer:
-        given = {name: value.encode() for name, value in more.items()}
-        request = ArriveRequest(session_id, context=context.encode(), **given)
+        request = AdRequest(
+            session_id,
+            b"".join(
+                b',"%b":%b' % (name.encode(), value.encode()) for name, value in {"context": context, **more}.items()
+            ),
+        )
         return await self.service.arrive(request, self.deadline(within))
 
     async def feedback(
@@ -55,7 +59,7 @@ class Gateway:
     ) -> Answer:
         session_id = more.pop("session_id", "s")
         fields = {"position": position, "arm": arm, "clicked": clicked, **more}
-        request = FeedbackRequest(
+        request = AdRequest(
             session_id, b"".join(b',"%b":%b' % (name.encode(), orjson.dumps(value)) for name, value in fields.items())
         )
         return await self.service.feedback(request, self.deadline(within))

@@ -7,7 +7,6 @@ purpose. Otherwise a golden log that does not replay is a defect.
 from __future__ import annotations
 
 import heapq
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import orjson
 
 from tests.stream.scenes import ADDITIVE
 from worker.embedded.runner import Embedded
+from worker.kernels import fingerprint
 from worker.logs.format import LogWriter
 from worker.stream.encoding import encode_arrival, encode_feedback
 from worker.stream.events import ArmChange, Arrival, Command, Feedback, Order
@@ -140,26 +140,6 @@ def record(
     """Write the log of a run; return the runner as it ended."""
     with LogWriter(path) as log:
         return Run(sessions=sessions, rate=rate, seed=seed, oddities=oddities, tap=log, **embedded).go(orders)
-
-
-def fingerprint() -> dict[str, str]:
-    """Return the properties of the machine that determine the last bit of a sum or an exponential."""
-    config = np.show_config(mode="dicts")
-    blas = config["Build Dependencies"]["blas"]
-    found = config["SIMD Extensions"].get("found", [])
-    return {
-        "machine": platform.machine(),
-        "numpy": np.__version__,
-        "blas": f"{blas['name']} {blas['version']}",
-        "simd": " ".join(found),
-        "kernel": _blas_kernel(),
-    }
-
-
-def _blas_kernel() -> str:
-    from threadpoolctl import threadpool_info
-
-    return " ".join(sorted(str(library.get("architecture")) for library in threadpool_info()))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from prometheus_client import CollectorRegistry
 
 from worker.http.server import http_server
-from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
+from worker.http.service import AdRequest, Answer, UnavailableError, UnknownSessionError
 from worker.http.settings import HttpSettings
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
 from worker.stream.encoding import encode_decision
@@ -35,7 +35,7 @@ class Memory:
         self.slow = False
         self.broken = False
 
-    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+    async def arrive(self, request: AdRequest, deadline: float) -> Answer:
         if self.broken:
             raise RuntimeError("a defect")
         if request.session_id.startswith("unavailable"):
@@ -46,7 +46,7 @@ class Memory:
             return Answer(arrival.session_id, _decision(arrival.session_id, session), fallback=True)
         return _answer(arrival.session_id, self.sessions.setdefault(arrival.session_id, session))
 
-    async def feedback(self, request: FeedbackRequest, deadline: float) -> Answer:
+    async def feedback(self, request: AdRequest, deadline: float) -> Answer:
         feedback = decode_feedback(request.record(NOW), limits=Limits(), horizon=3, timestamp=NOW)
         session = self.sessions.get(feedback.session_id)
         if session is None:
@@ -70,7 +70,7 @@ class Held(Memory):
         self.asked = threading.Event()
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
-    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+    async def arrive(self, request: AdRequest, deadline: float) -> Answer:
         loop = asyncio.get_running_loop()
         self._waiting.append((loop, loop.create_future()))
         self.asked.set()

@@ -17,13 +17,8 @@ HELLO = {"/": lambda _: Page(body=b"hello")}
 
 
 @pytest.fixture(scope="module")
-def reasons() -> list[str]:
-    return []
-
-
-@pytest.fixture(scope="module")
-def client(reasons):
-    routes = operations(Metrics().registry, lambda: reasons[0] if reasons else None)
+def client():
+    routes = operations(Metrics().registry, lambda: None)
     with WebServer({**routes, "/broken": lambda _: 1 / 0}) as running:  # type: ignore[dict-item,return-value]
         yield HttpClient(running.url)
 
@@ -49,13 +44,6 @@ def test_long_bodies_are_compressed_for_clients_that_accept_it(client):
     assert headers["content-encoding"] == "gzip"
     assert len(compressed) < len(plain)
     assert gzip.decompress(compressed) == plain
-
-
-def test_a_process_that_is_not_ready_is_alive(client, reasons):
-    assert client.ask("GET", "/readyz")[::2] == (200, b"ready\n")
-    reasons.append("recovering 3 partitions")
-    assert client.ask("GET", "/readyz")[::2] == (503, b"not ready: recovering 3 partitions\n")
-    assert client.ask("GET", "/livez?verbose=1")[::2] == (200, b"alive\n")  # the query is ignored
 
 
 def test_head_answers_without_the_body(client):

@@ -20,11 +20,11 @@ import pytest
 
 from tests.programs import eventually, show
 from worker.bandit.arrays import Floats
-from worker.bench import topics
+from worker.bench import kafka as bench
 from worker.bench.core import Scene, Size
+from worker.bench.kafka import decisions_in, learned, new_topics, worker_process, write_backlog
 from worker.bench.processes import ChildProcess
 from worker.bench.stream import HORIZON, SECOND
-from worker.bench.topics import decisions_in, learned, new_topics, worker_process, write_backlog
 from worker.client import Client
 from worker.kafka.clients import admin_client
 from worker.kafka.connection import Connection
@@ -75,7 +75,7 @@ class Group:
 
     def play(self, seconds: float) -> Floats:
         """Send arrivals; return the milliseconds until their decisions."""
-        return topics.play(self._connection, self._names, RATE, seconds, self.workers[-1].check)
+        return bench.play(self._connection, self._names, RATE, seconds, self.workers[-1].check)
 
     def longest_wait(self, seconds: float, happening: Callable[[], object]) -> float:
         """Send arrivals; after 2 s something happens. Return the longest wait in seconds: every arrival is answered."""
@@ -125,7 +125,7 @@ def test_a_new_worker_recovers_100_000_open_sessions_in_time(connection: Connect
             assert first.process.wait(300) == 0, first.last_error()
         began = time.monotonic()
         with worker_process(broker, names, tmp_path) as second:
-            topics.play(connection, names, 1_000, 0.1, second.check)
+            bench.play(connection, names, 1_000, 0.1, second.check)
             seconds = time.monotonic() - began
     show(f"recovery of {sessions:,} open sessions: {seconds:.1f} s from the start of the process to decisions")
     assert seconds <= 15

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from struct import unpack
 
 import pytest
 
 from worker.http.pages import operations
 from worker.metrics import Metrics
-from worker.metrics.history import MOST_CONTEXTS, RecentContexts
+from worker.metrics.history import MOST_CONTEXTS
 from worker.metrics.troubles import ACTIVE, BETWEEN_LINES, TroubleLog
 from worker.stream.contexts import pack_context
 from worker.stream.topology import Emits, Tally
@@ -154,19 +153,6 @@ def test_a_few_contexts_on_a_wrong_scale_are_normal():
         metrics.batch(Emits(sample=pack_context((50.0 if number % 20 == 0 else 0.5,))), 1, 0.0)
     assert names(metrics.troubles) == []
     assert len(metrics.snapshot().contexts) == MOST_CONTEXTS
-
-
-def test_the_sample_of_contexts_covers_at_least_a_minute(clock):
-    contexts = RecentContexts(clock)
-    for number in range(100_000):
-        clock.now = number * 0.001
-        contexts.offer(pack_context((float(number),)))
-    (oldest,) = unpack("<d", contexts.newest()[0])
-    assert oldest <= 100_000 - 60_000
-    contexts.offer(pack_context((1.0, 2.0)))
-    clock.now += 1.0
-    contexts.offer(pack_context((1.0, 2.0)))
-    assert contexts.newest() == (pack_context((1.0, 2.0)),)
 
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

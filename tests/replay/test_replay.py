@@ -13,6 +13,7 @@ import pytest
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import FailedError, InputError
+from worker.kernels import fingerprint
 from worker.logs.format import LogWriter, encode_line
 from worker.replay.relearn import relearn
 from worker.replay.verify import verify
@@ -25,7 +26,7 @@ from worker.stream.settings import LearningSettings
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
-from ..golden.recording import FACTS, GOLDEN, START, Run, fingerprint, record
+from ..golden.recording import FACTS, GOLDEN, START, Run, record
 from ..stream.scenes import ADDITIVE
 from .logs import (
     Document,

@@ -16,16 +16,11 @@ from typing import Any
 
 import aiohttp
 
+from tests.programs import free_port
 from worker.runtime.child import command, environment
 
 DIM, HORIZON = 2, 3
 ARMS = {"hat": 1.0, "coat": 2.5, "shoe": 1.5, "scarf": 0.7}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class ServeProcess:
@@ -52,7 +47,7 @@ class ServeProcess:
         return (self.folder / "output").read_text(errors="replace")
 
     def start(self, largest: int | None = None) -> None:
-        """Start it, perhaps with files of at most so many bytes: beyond that, writes fail as on a full disk."""
+        """Start it, perhaps with files of at most `largest` bytes: beyond that, writes fail as on a full disk."""
         limit = () if largest is None else ("prlimit", f"--fsize={largest}")
         with (self.folder / "output").open("ab") as output:
             self.process = subprocess.Popen(
@@ -121,7 +116,7 @@ class Clients:
         self._running = True
 
     async def run(self, users: int, until: Any) -> None:
-        """Let so many users come one after the other until an awaitable is done."""
+        """Let `users` users come one after the other until an awaitable is done."""
         timeout = aiohttp.ClientTimeout(total=30)
         async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
             for _ in range(users):

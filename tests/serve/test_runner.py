@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,8 @@ import pytest
 
 from worker.embedded.state import StateFolder, StateView
 from worker.errors import FailedError
-from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
+from worker.http.requests import read_arrive, read_feedback
+from worker.http.service import AdRequest, Answer, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.runner import ServeRunner
@@ -24,7 +25,6 @@ from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import Rejected
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.topology import Topics
 from worker.stream.versions import Versions
 
 START = 1_700_000_000_000
@@ -32,9 +32,12 @@ ARMS = [Arm(arm=name, reward=reward) for name, reward in (("hat", 1.0), ("coat",
 LEARNING = LearningSettings(dim=2, horizon=3, repeats=False, warmup=0, session_timeout=60_000)
 
 
-def members(**fields: Any) -> bytes:
-    """Return the members of a record, as a request of feedback has them."""
-    return b"," + json.dumps(fields).encode()[1:-1]
+def arrival(session_id: str, context: Sequence[float] = (1, 2), **more: Any) -> AdRequest:
+    return read_arrive(json.dumps({"session_id": session_id, "context": context, **more}).encode(), 10_000)
+
+
+def answer_of(session_id: str, **fields: Any) -> AdRequest:
+    return read_feedback(json.dumps(fields).encode(), 10_000, session_id)
 
 
 class CountingFolder(StateFolder):
@@ -58,11 +61,10 @@ class Scene:
         self.metrics = Metrics()
         self.state = state
         self.runner = ServeRunner(
-            ServeStore(state, Topics()),
+            ServeStore(state),
             self.versions,
             self.metrics,
             clock=lambda: self.now,
-            topics=Topics(),
             progress_interval=3600.0,
             **more,
         )
@@ -70,15 +72,13 @@ class Scene:
     def later(self, seconds: float = 10.0) -> float:
         return asyncio.get_running_loop().time() + seconds
 
-    async def arrive(self, name: str, context: str = "[1,2]", **more: bytes) -> Any:
-        return document(await self.runner.arrive(ArriveRequest(name, context.encode(), **more), self.later()))
+    async def arrive(self, *given: Any, **more: Any) -> Any:
+        return document(await self.runner.arrive(arrival(*given, **more), self.later()))
 
     async def report(self, decision: Any, clicked: bool) -> Any:
         token = {"token": decision["tokens"][0]} if "tokens" in decision else {}
-        request = FeedbackRequest(
-            decision["session_id"],
-            members(position=decision["position"], arm=decision["arm"], clicked=clicked, **token),
-        )
+        shown = {"position": decision["position"], "arm": decision["arm"]}
+        request = answer_of(decision["session_id"], **shown, clicked=clicked, **token)
         return document(await self.runner.feedback(request, self.later()))
 
     def facts(self, kind: str = "") -> list[Any]:
@@ -125,7 +125,7 @@ async def test_an_arrival_that_comes_again_has_the_same_answer(tmp_path: Path) -
         together = await asyncio.gather(*(scene.arrive("t") for _ in range(5)))
         assert all(one == together[0] for one in together)
         with pytest.raises(Rejected, match="session-reused"):
-            await scene.arrive("s", "[2,1]")
+            await scene.arrive("s", [2, 1])
         after = await scene.report(first, clicked=False)
         assert await scene.arrive("s") == after
 
@@ -157,7 +157,7 @@ async def test_mistakes_have_the_reasons_of_dead_letters(tmp_path: Path) -> None
                 await scene.report({**decision, **wrong}, clicked=True)
             assert caught.value.reason == reason
         with pytest.raises(Rejected, match="dimension"):
-            await scene.arrive("t", "[1]")
+            await scene.arrive("t", [1])
         with pytest.raises(UnknownSessionError):
             await scene.report({**decision, "session_id": "nobody"}, clicked=True)
         assert "nobody" not in scene.runner.serving.table
@@ -204,19 +204,18 @@ async def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on
     async with playing(tmp_path) as scene:
         decision = await scene.arrive("known")
         release = _hold(scene)
-        request = ArriveRequest("s", b"[1,2]", exclude=b'["coat"]')
+        request = arrival("s", exclude=["coat"])
         answer = document(await scene.runner.arrive(request, scene.later(0.01)))
         assert (answer["fallback"], answer["mode"], answer["slate"]) == (True, "fallback", ["shoe", "hat"])
-        fields = members(position=1, arm=decision["arm"], clicked=False)
-        answer = document(await scene.runner.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
+        fields = {"position": 1, "arm": decision["arm"], "clicked": False}
+        answer = document(await scene.runner.feedback(answer_of("known", **fields), scene.later(0.01)))
         assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
-        early = FeedbackRequest("s2", fields)
-        arriving = asyncio.ensure_future(scene.runner.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
+        arriving = asyncio.ensure_future(scene.runner.arrive(arrival("s2"), scene.later()))
         with pytest.raises(UnavailableError, match="deadline"):
-            await scene.runner.feedback(early, scene.later(0.01))
+            await scene.runner.feedback(answer_of("s2", **fields), scene.later(0.01))
         release.set()
         assert (await arriving).session_id == "s2"
-        after = await scene.arrive("s", exclude=b'["coat"]')
+        after = await scene.arrive("s", exclude=["coat"])
         assert "fallback" not in after
         assert document(await scene.runner.session("known"))["position"] == 2
 
@@ -233,10 +232,10 @@ async def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(tmp_p
             ("known", {"position": 1, "clicked": True}, "invalid"),
         ):
             with pytest.raises((Rejected, UnknownSessionError)) as refused:
-                await scene.runner.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
+                await scene.runner.feedback(answer_of(name, **fields), scene.later(0.01))
             assert getattr(refused.value, "reason", None) == reason
         with pytest.raises(Rejected) as wrong:
-            await scene.runner.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
+            await scene.runner.arrive(arrival("s", [1, 2, 3]), scene.later(0.01))
         assert wrong.value.reason == "dimension"
         release.set()
 

@@ -22,7 +22,7 @@ from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Command, Order, Tag
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.topology import Emits, Record, Topics
+from worker.stream.topology import Emits, Record
 
 START = 1_700_000_000_000
 ARMS = [Arm(arm="hat", reward=1.0)]  # one, so that every slate is known
@@ -37,7 +37,7 @@ class Served:
         try:
             if not self.state.parameters():
                 first_version(self.state, Parameters.first(LEARNING, ARMS))
-            self.store = ServeStore(self.state, Topics(), record)
+            self.store = ServeStore(self.state, record)
         except BaseException:
             self.state.close()
             raise
@@ -57,19 +57,19 @@ class Served:
             opened(name, at, ("hat",), context=(0.5,), modes=("warmup",)),
             feedback(1, "hat", True, at + 1, name),
         )
-        self.store.position.time = at + 5_000
-        journal = [
+        self.store.time = at + 5_000
+        journal: list[tuple[bytes | None, bytes]] = [
             *((name.encode(), encode_journal(fact)) for fact in facts),
             (None, encode_journal(progress(at + 5_000))),
         ]
         offset = self.store.next_offset("ads.clicks")
         records = [Record("ads.clicks", 0, offset, at, name.encode(), b"{}")]
-        self.store.add_batch(records, Emits(changelog=[(name.encode(), b"value")]), journal)
+        self.store.add_batch(records, Emits(changelog=[(name.encode(), b"value")], journal=journal))
         self.store.prepare()
         self.store.commit(synchronise=synchronise)
 
     def order(self, *orders: Order) -> None:
-        self.store.add_batch([], Emits(), [(None, encode_journal(order)) for order in orders])
+        self.store.add_journal([(None, encode_journal(order)) for order in orders])
         self.store.prepare()
         self.store.commit(synchronise=False)
 

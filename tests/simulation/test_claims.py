@@ -5,7 +5,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_task
+from worker.simulation.experiment.run import run_task
+from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
 
 SEEDS = range(200, 204)
 EPISODES = 150

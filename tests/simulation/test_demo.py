@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from worker.embedded.state import StateFolder
-from worker.errors import InputError
+from worker.errors import FailedError, InputError
 from worker.metrics import imbalances
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.report import heads, summary, summary_rows
-from worker.simulation.demo.run import Demo, DemoSettings, additive
+from worker.simulation.demo.run import Beside, Demo, DemoSettings, additive
 from worker.simulation.users import KINDS, TIDY, Habits
 from worker.simulation.worth import tenths
 from worker.stream.events import ArmChange
@@ -92,8 +91,7 @@ class KilledError(Exception):
     pass
 
 
-@contextmanager
-def dying_at(state: StateFolder, commits: int) -> Iterator[None]:
+def die_at(state: StateFolder, commits: int) -> None:
     """Kill the process instead of making a transaction durable."""
     commit, left = state.commit, commits
 
@@ -105,7 +103,6 @@ def dying_at(state: StateFolder, commits: int) -> Iterator[None]:
         commit()
 
     state.commit = maybe  # type: ignore[method-assign]
-    yield
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -116,9 +113,9 @@ def test_a_run_killed_anywhere_ends_like_one_that_was_never_killed(golden, tmp_p
     while not finished:
         with StateFolder(tmp_path) as state:
             demo = Demo(SMALL, state=state)
+            die_at(state, chance.randrange(2, 300))
             try:
-                with dying_at(state, chance.randrange(2, 300)):
-                    finish(demo)
+                finish(demo)
                 finished = True
             except KilledError:
                 deaths += 1
@@ -170,6 +167,36 @@ def test_an_arm_added_from_outside_is_served_and_never_clicked(tmp_path: Path):
     assert any(arm.arm == "new" for arm in demo.parameters.arms)
     assert all(row.episode.clicks == sum(row.score.clicked) for row in demo.rows)
     assert all(row.episode.displays == sum(row.score.answered) for row in demo.rows)
+
+
+# ── the run beside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def follow(process: Beside, windows: int) -> None:
+    deadline = time.monotonic() + 300
+    while not process.follow(windows, wait=0.1):
+        assert time.monotonic() < deadline
+
+
+def test_the_run_beside_has_the_figures_of_a_run_in_this_process_and_none_later_than_the_demo():
+    same = Demo(additive(DemoSettings(users=20, episodes=4)))
+    with Beside(same.settings) as process:
+        assert process.follow(0, wait=60)
+        while not same.finished:
+            same.step()
+            follow(process, len(same.rows))
+            assert process.rows == same.rows
+            assert process.sha256 == (same.parameters.sha256 if same.rows else "")
+    assert len(process.rows) == 4
+
+
+def test_a_failure_of_the_run_beside_is_one_line():
+    wrong = msgspec.structs.replace(SMALL, environment="nowhere")
+    with Beside(wrong) as process, pytest.raises(FailedError) as raised:
+        follow(process, 1)
+    assert str(raised.value).startswith("the additive run beside failed: ")
+    assert "nowhere" in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 # ── summary ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,49 +1,40 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.errors import InputError
-from worker.simulation.environments import ENVIRONMENTS, Chance, make_environment
+from worker.simulation.environments import ENVIRONMENTS, make_environment
+from worker.simulation.world import Chance
 
-seeds = st.integers(0, 2**32 - 1)
-sizes = st.integers(1, 20)
+#: Of seed 3, the mean revenue of a display of any arm, and the mean share of users that goes on without a click.
+WORLDS = {
+    "opposite": (0.0356032878792, 1),
+    "uniform": (0.377396680332, 1),
+    "rare": (0.0193552860898, 1),
+    "tastes": (0.0449040456058, 1),
+    "leaving": (0.0449040456058, 0.487208520382),
+    "digits": (0.135, 1),
+    "categories": (0.0747323313991, 1),
+    "silent": (0.0449040456058, 0.5),
+    "newcomers": (0.126426496917, 1),
+    "drift": (0.0449040456058, 1),
+    "interactions": (0.0499187593999, 1),
+    "skewed": (0.0449040456058, 1),
+}
 
 
 def world(name, seed=0, dim=5, arms=10, **more):
     return make_environment(name, dim=dim, arms=arms, generator=Chance.of(seed).environment, **more)
 
 
-@given(seed=seeds, dim=sizes, arms=sizes)
-def test_opposite_has_high_paying_unlikely_ads(seed, dim, arms):
-    made = world("opposite", seed, dim, arms)
-    biases = made.truth.biases
-    assert ((biases >= -4) & (biases <= -1)).all()
-    assert made.rewards.max() == 1.0
-    noise = made.rewards * sigmoid(biases) ** 0.8
-    assert noise.max() / noise.min() <= 1.3 / 0.7 + 1e-9
-
-
-@given(seed=seeds, arms=sizes)
-def test_revenues_of_uniform_and_rare_are_in_range(seed, arms):
-    uniform, rare = world("uniform", seed, arms=arms), world("rare", seed, arms=arms)
-    assert ((uniform.rewards >= 0.5) & (uniform.rewards <= 1)).all()
-    assert ((rare.rewards >= 0.1) & (rare.rewards <= 1)).all()
-    assert ((rare.truth.biases >= -5) & (rare.truth.biases <= -2)).all()
-
-
-def test_biases_and_context_weights_have_the_stated_spread():
-    many = world("uniform", dim=4_000, arms=4_000)
-    assert np.std(many.truth.biases) == pytest.approx(1, rel=0.05)
-    assert np.linalg.norm(many.truth.effects) == pytest.approx(1, rel=0.05)
-    assert np.mean(world("opposite", arms=4_000).truth.biases) == pytest.approx(-2.5, abs=0.05)
-
-
-@pytest.mark.parametrize("name", [name for name in ENVIRONMENTS if name != "digits"])
-def test_the_same_seed_gives_the_same_world_and_another_seed_another(name):
-    assert world(name, 3).truth == world(name, 3).truth
-    assert world(name, 3).truth != world(name, 4).truth
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_seed_has_the_same_world_in_every_release(name):
+    if name == "digits":
+        pytest.importorskip("sklearn")
+    made = world(name, 3, dim=64 if name == "digits" else 5)
+    revenue = sigmoid(made.log_odds(made.contexts(Chance.of(3).contexts, 50))) * made.rewards
+    assert (revenue.mean(), made.stay.mean()) == pytest.approx(WORLDS[name], rel=1e-9)
+    assert name == "digits" or made.truth != world(name, 4).truth
 
 
 def test_the_catalogue_names_the_arms_in_the_order_of_the_world():
@@ -70,11 +61,22 @@ def test_a_session_ends_at_its_first_click():
     assert seen.tolist() == [2, 3, 2]
 
 
-def test_an_unknown_or_empty_world_is_refused():
-    with pytest.raises(InputError, match="unknown environment 'mars'"):
-        world("mars")
-    with pytest.raises(InputError, match="at least one arm"):
-        world("rare", arms=0)
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("mars", {}, "unknown environment 'mars'"),
+        ("rare", {"arms": 0}, "at least one arm"),
+        ("rare", {"stay": 0}, "stay must be above 0"),
+        ("tastes", {"dim": 0}, "needs at least one arm and one feature"),
+        ("skewed", {"dim": 1}, "needs at least 2 context features"),
+        ("interactions", {"dim": 1}, "needs at least 2 context features"),
+        ("tastes", {"levels": 5}, "the environment tastes has no levels; use categories"),
+        ("digits", {}, "the environment digits has 64 context features and 10 arms"),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused(name, changes, message):
+    with pytest.raises(InputError, match=message):
+        world(name, **changes)
 
 
 # ── tastes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -86,11 +88,6 @@ def test_a_world_with_tastes_has_the_revenues_biases_and_shared_effects_of_oppos
     assert made.rewards.tolist() == base.rewards.tolist()
     assert made.truth.biases.tolist() == base.truth.biases.tolist()
     assert made.truth.effects.tolist() == base.truth.effects.tolist()
-
-
-def test_tastes_vary_by_one_in_the_log_odds_of_a_typical_user():
-    made = world("tastes", dim=20, arms=500)
-    assert np.linalg.norm(made.truth.own[:, 1:], axis=1).mean() == pytest.approx(1, rel=0.05)
 
 
 def test_features_of_arms_explain_most_of_the_tastes():
@@ -105,13 +102,6 @@ def test_features_of_arms_explain_most_of_the_tastes():
 
 
 # ── users who leave ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_leaving_has_one_mute_ad_and_rates_from_three_tenths_on():
-    stay = np.concatenate([world("leaving", seed, arms=40).stay for seed in range(10)])
-    assert (stay == 0).sum() == 10
-    assert stay[stay > 0].min() >= 0.3
-    assert stay[stay > 0].mean() == pytest.approx(0.65, abs=0.03)
 
 
 def test_stay_multiplies_the_rates_of_the_arms():
@@ -165,15 +155,15 @@ def test_drift_changes_what_it_says_and_nothing_else(change):
 def test_products_add_the_stated_deviation_to_the_log_odds():
     made, plain = world("interactions", arms=200, interaction=2.0), world("tastes", arms=200)
     contexts = made.contexts(Chance.of(0).contexts, 500)
-    added = made.truth.log_odds(contexts) - plain.truth.log_odds(contexts)
+    added = made.log_odds(contexts) - plain.truth.log_odds(contexts)
     assert np.std(added) == pytest.approx(2, rel=0.1)
     slates = np.tile([3, 200, NO_ARM], (500, 1))
-    odds = made.truth.log_odds_of(contexts, slates)
-    assert odds[:, 0] == pytest.approx(made.truth.log_odds(contexts)[:, 3])
+    odds = made.log_odds_of(contexts, slates)
+    assert odds[:, 0] == pytest.approx(made.log_odds(contexts)[:, 3])
     assert (odds[:, 1:] == -np.inf).all()
     assert len(made.declared.crosses) == 10
     assert world("interactions", crosses="none").declared.crosses == ()
-    none = world("interactions", 1, interaction=0.0).truth
+    none = world("interactions", 1, interaction=0.0)
     assert none.log_odds(contexts) == pytest.approx(world("tastes", 1).truth.log_odds(contexts))
 
 
@@ -181,7 +171,7 @@ def test_skewed_numbers_are_seen_through_an_exponential_and_matter_as_before():
     made, plain = world("skewed", 1), world("tastes", 1)
     seen, behind = (one.contexts(Chance.of(0).contexts, 50) for one in (made, plain))
     assert seen[:, :2] == pytest.approx(np.exp(2 * behind[:, :2]))
-    assert made.truth.log_odds(seen) == pytest.approx(plain.truth.log_odds(behind))
+    assert made.log_odds(seen) == pytest.approx(plain.truth.log_odds(behind))
 
 
 def test_newcomers_are_better_or_cost_the_same():
@@ -191,17 +181,6 @@ def test_newcomers_are_better_or_cost_the_same():
     assert chances[10:] == pytest.approx(4 * chances[:10].max())
     assert set(made.rewards) == {1.0}
     assert world("newcomers", 3, new_arms=2, prices="unequal").rewards.tolist() == world("tastes", 3).rewards.tolist()
-
-
-@pytest.mark.parametrize(("name", "dim"), [("interactions", 1), ("skewed", 1), ("tastes", 0)])
-def test_a_world_with_too_few_numbers_is_refused(name, dim):
-    with pytest.raises(InputError, match="needs at least"):
-        world(name, dim=dim)
-
-
-def test_an_option_of_another_world_is_refused():
-    with pytest.raises(InputError, match="the environment tastes has no levels; use categories"):
-        world("tastes", levels=5)
 
 
 # ── digits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -215,14 +194,14 @@ def images():
 
 def test_users_click_the_ad_of_their_class_and_seldom_another(images):
     contexts = images.contexts(Chance.of(0).contexts, 40)
-    chances = sigmoid(images.truth.log_odds(contexts))
-    own = np.arange(10) == images.truth.classes_of(contexts)[:, None]
+    chances = sigmoid(images.log_odds(contexts))
+    own = np.arange(10) == images.columns(contexts).argmax(axis=1)[:, None]
     assert (own.sum(axis=1) == 1).all()
     assert chances[own] == pytest.approx(0.9)
     assert chances[~own] == pytest.approx(0.05)
     slates = np.tile([3, 10, NO_ARM], (40, 1))
-    odds = images.truth.log_odds_of(contexts, slates)
-    assert odds[:, 0].tolist() == images.truth.log_odds(contexts)[:, 3].tolist()
+    odds = images.log_odds_of(contexts, slates)
+    assert odds[:, 0].tolist() == images.log_odds(contexts)[:, 3].tolist()
     assert (odds[:, 1:] == -np.inf).all()
 
 
@@ -235,4 +214,4 @@ def test_images_are_standardised_and_constant_pixels_are_zero(images):
 
 def test_a_context_that_is_no_image_is_refused(images):
     with pytest.raises(InputError, match="one of its images"):
-        images.truth.log_odds(np.full((1, 64), 0.5))
+        images.log_odds(np.full((1, 64), 0.5))

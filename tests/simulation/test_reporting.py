@@ -7,9 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.report import DemoView
-from worker.simulation.demo.run import Demo, DemoSettings, additive
+from worker.simulation.demo.run import Beside, Demo, DemoSettings, additive
 from worker.simulation.reporting import Source, live_view, sparkline, trends
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
 from worker.simulation.traffic.report import LINE_EVERY, TrafficView

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import time_ns
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from prometheus_client import generate_latest
 from tests.client.fake import FakeTransport
 from tests.stream.scenes import decision
 from worker.client import UndeliveredError
-from worker.simulation.traffic.client import BoundedSender
+from worker.simulation.traffic.client import run_traffic
 from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
 from worker.simulation.traffic.report import TrafficMetrics, done, summary, summary_rows
 from worker.simulation.users import Sent
@@ -285,16 +286,21 @@ def test_a_history_keeps_every_session_in_bounded_memory(times: list[int], most:
 # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def run_over(transport: FakeTransport, show: Callable[[], None]) -> Traffic:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=20), now=time_ns())
+    asyncio.run(run_traffic(transport, traffic, stop=asyncio.Event(), show=show))
+    return traffic
+
+
+def test_traffic_runs_over_a_transport_until_every_user_has_been_answered() -> None:
+    transport = FakeTransport(answers=())
+    traffic = run_over(transport, lambda: None)
+    assert traffic.counts.decided == len(transport.sent) == 20
+    assert transport.stopped
+
+
 def test_a_record_that_no_broker_accepts_ends_the_traffic() -> None:
     transport = FakeTransport(holds=True)
-    sender = BoundedSender(transport)
-    record = Sent(0, "arrivals", b"s", b"{}")
-
-    async def run() -> None:
-        await sender.send([record, record])
-        assert len(transport.sent) == 2
-        transport.fail()
-        with pytest.raises(UndeliveredError):
-            await sender.flush()
-
-    asyncio.run(run())
+    with pytest.raises(UndeliveredError):
+        run_over(transport, transport.fail)
+    assert transport.stopped

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from tests.stream.scenes import decision
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.simulation.environments import make_environment
-from worker.simulation.users import BEGINNING, KINDS, TIDY, Habits, Sent, Users, spoilt
-from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
-from worker.stream.encoding import encode_arrival
-from worker.stream.events import Arrival
+from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
+from worker.stream.decoding import Limits, decode_arrival, decode_feedback
 
 ARMS = ("ad-1", "ad-2", "ad-3")
 HORIZON = 4
@@ -176,33 +174,3 @@ def test_the_delay_of_records_is_limited():
     ]
     assert max(delays) <= habits.held_up
     assert max(delays) > habits.held_up / 2 > habits.transit[1]
-
-
-def test_recent_arrivals_are_resent_with_the_same_bytes():
-    users = crowd(rate=60, habits=TIDY)
-    sent = {record.key: record.value for period in (0, 1) for record in users.arrivals(period)}
-    now = BEGINNING + 70_000
-    again = users.resent(now - 30_000, now)
-    came = {
-        users.session_id(period, index).encode()
-        for period in (0, 1)
-        for index, time in enumerate(users.cohort(period).arrived_at)
-        if now - 30_000 < time <= now
-    }
-    assert {record.key for record in again} == came
-    assert all(sent[record.key] == record.value and record.time == now for record in again)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_poison_is_rejected_for_the_reason_it_is_named_after(kind):
-    good = encode_arrival(Arrival(session_id="s", occurred_at=BEGINNING, context=(1.0, 2.0)))
-    topic, value = spoilt(kind, good, arm="shoes", horizon=HORIZON)
-    if kind in ("unknown-arm", "session-reused"):  # only a worker can detect these: see test_demo
-        assert value != good
-        return
-    with pytest.raises(Rejected) as rejected:
-        if topic == "arrivals":
-            decode_arrival(value, limits=Limits(), dim=2, timestamp=BEGINNING)
-        else:
-            decode_feedback(value, limits=Limits(), horizon=HORIZON, timestamp=BEGINNING)
-    assert rejected.value.reason == kind

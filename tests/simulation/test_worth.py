@@ -24,7 +24,7 @@ def crowd(rate: float = 6, environment: str = "opposite") -> Users:
 
 def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = True) -> Score:
     valuer = Valuer(users.world, horizon=HORIZON, repeats=repeats)
-    return score(users, valuer, Kinds(users.world.truth), 0, served)
+    return score(users, valuer, Kinds(users.world), 0, served)
 
 
 def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:

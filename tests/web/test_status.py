@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -279,7 +280,7 @@ def test_scripts_never_turn_text_into_markup():
 # ── answer rates, features and the model ─────────────────────────────────────────────────────────────────────────────
 
 
-def counted(displays: list[float], answers: list[float]) -> AnswerCounts:
+def counted(displays: Sequence[float], answers: Sequence[float]) -> AnswerCounts:
     return AnswerCounts(displayed=np.array([displays]), answered=np.array([answers])).with_horizon(5)
 
 
@@ -305,23 +306,23 @@ def test_an_ad_that_never_gets_any_feedback_is_named_everywhere_until_it_is_reti
     assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == 0
 
 
-@pytest.mark.parametrize(("displays", "collapsed"), [(40, 0), (50, 0), (90, 1)])
-def test_a_rate_is_judged_only_when_enough_displays_are_known(displays, collapsed):
-    metrics = Metrics()
-    counts = counted([500, 500, 500, displays], [500, 500, 500, 0])
-    metrics.version(a_version(arms=4, answers=counts, model=clicked(-2, -2, -2, -5)))
-    assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == collapsed
-
-
 @pytest.mark.parametrize(
-    ("passes", "log_odds"),
-    [([450, 0, 450], (-2, 0, -2)), ([450, 450, 450], (-2, -9, -2)), ([0, 0, 0], (-2, -9, -2))],
-    ids=["clicks only", "passes only", "nobody reports passes"],
+    ("displays", "passes", "log_odds", "collapsed"),
+    [
+        ((500, 500, 500, 40), (500, 500, 500, 0), (-2, -2, -2, -5), 0),
+        ((500, 500, 500, 50), (500, 500, 500, 0), (-2, -2, -2, -5), 0),
+        ((500, 500, 500, 90), (500, 500, 500, 0), (-2, -2, -2, -5), 1),
+        ((500, 500, 500), (450, 0, 450), (-2, 0, -2), 0),
+        ((500, 500, 500), (450, 450, 450), (-2, -9, -2), 0),
+        ((500, 500, 500), (0, 0, 0), (-2, -9, -2), 0),
+    ],
+    ids=["40 displays", "50 displays", "90 displays", "clicks only", "passes only", "nobody reports passes"],
 )
-def test_an_ad_with_clicks_or_passes_or_among_ads_without_passes_is_answered(passes, log_odds):
+def test_an_ad_is_unanswered_if_enough_displays_have_neither_clicks_nor_passes(displays, passes, log_odds, collapsed):
     metrics = Metrics()
-    metrics.version(a_version(arms=3, answers=counted([500, 500, 500], passes), model=clicked(*log_odds)))
-    assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == 0
+    counts = counted(displays, passes)
+    metrics.version(a_version(arms=len(displays), answers=counts, model=clicked(*log_odds)))
+    assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == collapsed
 
 
 def test_the_page_says_what_was_forgotten_and_when():

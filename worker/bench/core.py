@@ -9,18 +9,19 @@ from typing import Final
 import numpy as np
 
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.arrays import Floats
 from worker.bandit.click_model import Observations
 from worker.bandit.learning import AUTO
 from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp
 from worker.bench.figures import Figure, fastest
-from worker.simulation.environments import Environment, make_environment
+from worker.simulation.environments import make_environment
+from worker.simulation.world import Environment
 
 BATCH: Final = 256
 FEW: Final = 8  # sessions of a small batch
 SESSIONS: Final = 1_000  # of an episode
+LEARNED_FROM: Final = 2_000  # sessions before the first measurement
 BETA: Final = 1.5
 SEED: Final = 7
 
@@ -52,13 +53,13 @@ class Scene:
     generator: np.random.Generator
 
     @classmethod
-    def of(cls, size: Size, *, sessions: int = 2_000) -> Scene:
+    def of(cls, size: Size) -> Scene:
         """Set up the opposite environment, with the information of one episode of round-robin."""
         generator = np.random.default_rng(SEED)
         world = make_environment("opposite", dim=size.dim, arms=size.arms, generator=generator)
         prior = AdditiveModel.prior(dim=size.dim, arms=size.arms, ridge=1.0)
         scene = cls(size=size, world=world, belief=prior, generator=generator)
-        learned = prior.fold(scene.episode(sessions), estimator="laplace").model
+        learned = prior.fold(scene.episode(LEARNED_FROM), estimator="laplace").model
         # The true biases all differ, as in a late estimate; after one episode most are still tied.
         late = learned.updated((world.truth.effects, world.truth.biases), learned.precision)
         return replace(scene, belief=late)
@@ -78,19 +79,11 @@ class Scene:
             clicked=(positions == clicked[rows]).astype(np.float64),
         )
 
-    def tastes(self, *, sessions: int = 2_000) -> PersonalModel:
+    def tastes(self, *, sessions: int = LEARNED_FROM) -> PersonalModel:
         """Return the belief of the personal model after one episode of round-robin."""
         size = self.size
         prior = PersonalModel.prior(dim=size.dim, arms=size.arms, ridge=1.0, horizon=size.horizon)
         return prior.fold(self.episode(sessions), estimator="laplace").model
-
-    def planner(self, belief: AdditiveModel | PersonalModel) -> Planner:
-        """Return the planner of a belief."""
-        return Planner(belief, self.world.rewards, horizon=self.size.horizon)
-
-    def contexts(self) -> Floats:
-        """Draw a batch of contexts."""
-        return self.world.contexts(self.generator, BATCH)
 
 
 def measure(*, quick: bool = False) -> Iterator[Figure]:
@@ -106,7 +99,10 @@ def measure(*, quick: bool = False) -> Iterator[Figure]:
 def _planning(size: Size, most: float | None, rounds: int) -> Figure:
     """Measure the time per session of the personal model, and of the additive one, in large and small batches."""
     scene, policy = Scene.of(size), Ucbbp(beta=BETA, spread=1.0)
-    contexts, additive, personal = scene.contexts(), scene.planner(scene.belief), scene.planner(scene.tastes())
+    contexts = scene.world.contexts(scene.generator, BATCH)
+    additive, personal = (
+        Planner(belief, scene.world.rewards, horizon=size.horizon) for belief in (scene.belief, scene.tastes())
+    )
     keys = np.arange(BATCH, dtype=np.uint32)
     seconds = fastest(
         {

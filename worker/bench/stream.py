@@ -18,9 +18,11 @@ import numpy as np
 import orjson
 
 from worker.bench.figures import Figure, fastest
-from worker.embedded.runner import Embedded, Headers
-from worker.simulation.environments import Environment, make_environment
+from worker.embedded.outputs import Headers
+from worker.embedded.runner import Embedded
+from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Sent, Users
+from worker.simulation.world import Environment
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_arrival, encode_feedback, encode_journal
 from worker.stream.events import Opened, Progress

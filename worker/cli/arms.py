@@ -35,7 +35,7 @@ YES = Option("yes", "publication of the changes without a confirmation", flag=Tr
 SHOWN = 200
 
 
-def listing(options: argparse.Namespace) -> int:
+def listing(options: argparse.Namespace) -> None:
     """Show all arms, with the share of users who go on after them, and features."""
     newest = control(options).history()[-1]
     features = newest.settings.features
@@ -54,7 +54,6 @@ def listing(options: argparse.Namespace) -> int:
     answered = ["go on", "without a click"] if rates else []
     shown = table(["arm", "reward", "state", *answered, *names], rows)
     write_result(options.json, {"version": newest.version, "arms": arms}, shown)
-    return 0
 
 
 def _lowest(newest: Parameters) -> int | None:
@@ -75,7 +74,7 @@ def _shown(arm: Arm, names: Sequence[str]) -> list[str]:
     return [f"{value:g}" if isinstance(value := given.get(name, ""), float) else value for name in names]
 
 
-def add(options: argparse.Namespace) -> int:
+def add(options: argparse.Namespace) -> None:
     """Add an arm, with the prior as its estimate, or bring a retired one back."""
     target, newest, known = _look_up(options)
     if known is not None and known.active:
@@ -87,21 +86,21 @@ def add(options: argparse.Namespace) -> int:
     if known is None or options.feature:
         features = features_of_pairs(options.feature, _declared(newest), f"arm {options.arm!r}")
     change = ArmChange(arm=options.arm, reward=reward, active=True, features=features or None)
-    return _change(options, target, change, "added" if known is None else "brought back")
+    _change(options, target, change, "added" if known is None else "brought back")
 
 
-def price(options: argparse.Namespace) -> int:
+def price(options: argparse.Namespace) -> None:
     """Change the reward of an arm."""
     if options.reward is None:
         raise InputError("--reward is missing: the new reward")
     target, known = _existing(options)
-    return _change(options, target, ArmChange(arm=known.arm, reward=options.reward, active=known.active), "priced")
+    _change(options, target, ArmChange(arm=known.arm, reward=options.reward, active=known.active), "priced")
 
 
-def retire(options: argparse.Namespace) -> int:
+def retire(options: argparse.Namespace) -> None:
     """Stop showing an arm; its estimate is kept."""
     target, known = _existing(options)
-    return _change(options, target, ArmChange(arm=known.arm, reward=known.reward, active=False), "retired")
+    _change(options, target, ArmChange(arm=known.arm, reward=known.reward, active=False), "retired")
 
 
 def _look_up(options: argparse.Namespace) -> tuple[LearnerControl, Parameters, Arm | None]:
@@ -119,11 +118,10 @@ def _existing(options: argparse.Namespace) -> tuple[LearnerControl, Arm]:
     return target, known
 
 
-def _change(options: argparse.Namespace, target: LearnerControl, change: ArmChange, done: str) -> int:
+def _change(options: argparse.Namespace, target: LearnerControl, change: ArmChange, done: str) -> None:
     after = target.order(change)
     record = {**version_facts(after), "arm": change.arm}
     write_result(options.json, record, f"{change.arm}: {done} at {change.reward:g}; {in_force(after)}")
-    return 0
 
 
 def _declared(newest: Parameters) -> tuple[Feature, ...] | None:
@@ -136,7 +134,7 @@ def _declared(newest: Parameters) -> tuple[Feature, ...] | None:
 # ── a whole catalogue ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sync(options: argparse.Namespace) -> int:
+def sync(options: argparse.Namespace) -> None:
     """Make the active arms those of a file, in one version: show the changes and ask for confirmation."""
     target = control(options)
     newest = target.history()[-1]
@@ -146,27 +144,23 @@ def sync(options: argparse.Namespace) -> int:
     if not changes:
         same = f"nothing to do: version {newest.version} has the arms of {options.file}"
         write_result(options.json, {**record, **version_facts(newest)}, same)
-        return 0
+        return
     shown = _difference(newest, changes, options.file)
     if options.dry_run:
         write_result(options.json, {**record, **version_facts(newest)}, shown, [shown])
-        return 0
+        return
     if not options.yes:
         _confirm(shown)
     after = target.order(CatalogueChange(changes=changes))
     done = f"{len(changes)} changes; {in_force(after)}"
     write_result(options.json, {**record, **version_facts(after)}, f"{shown}\n{done}" if options.yes else done)
-    return 0
 
 
 def _difference(newest: Parameters, changes: Sequence[ArmEntry], file: str) -> str:
     rows = describe_changes(newest.arms, changes)
     counted = Counter(sign for sign, _, _ in rows)
-    more = [f"… and {len(rows) - SHOWN} more (--json FILE has all)"] if len(rows) > SHOWN else []
-    summary = (
-        f"{file} against version {newest.version}: {counted['+']} added, {counted['−']} retired, {counted['~']} changed"
-    )
-    return "\n".join([summary, table(["", "arm", "reward"], rows[:SHOWN]), *more])
+    kinds = f"{counted['+']} added, {counted['−']} retired, {counted['~']} changed"
+    return f"{file} against version {newest.version}: {kinds}\n{table(['', 'arm', 'reward'], rows, SHOWN)}"
 
 
 def _confirm(shown: str) -> None:

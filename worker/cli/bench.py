@@ -8,15 +8,14 @@ from collections.abc import Iterator
 
 from worker.bench.figures import Figure, busy, figures_table, machine, measuring
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
-from worker.console import check_writable, note, progress, write_result
+from worker.console import note, progress, write_result
 
 
-def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> int:
+def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> None:
     """Show and write figures; a text among them names the current step.
 
     A run takes minutes: if it fails, or is interrupted, what was measured before is shown.
     """
-    check_writable(json)
     figures: list[Figure] = []
     crowd = busy()
     complete = False
@@ -40,26 +39,25 @@ def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> int:
                 record = {"bench": name, "machine": where, "busy": crowd, "complete": complete, "figures": records}
                 title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
                 write_result(json, record, f"{title}\n\n{figures_table(figures)}")
-    return 0
 
 
 def _action(name: str, summary: str) -> CommandSpec:
     """Return the command of a benchmark that needs no broker: `worker.bench.<name>`."""
 
-    def run(options: argparse.Namespace) -> int:
+    def run(options: argparse.Namespace) -> None:
         bench = importlib.import_module(f"worker.bench.{name}")
-        return _show(name, bench.measure(), options.json)
+        _show(name, bench.measure(), options.json)
 
     examples = (f"adcascade bench {name}", f"adcascade bench {name} --json {name}.json")
     return CommandSpec(name=name, summary=summary, examples=examples, options=(JSON,), run=run)
 
 
-def run_kafka(options: argparse.Namespace) -> int:
+def run_kafka(options: argparse.Namespace) -> None:
     """Measure the worker on a real broker."""
     from worker.bench import kafka
 
     parts = [part for part in ("latency", "backlog") if getattr(options, part)] or ["latency", "backlog"]
-    return _show("kafka", kafka.measure(options.broker, options.partitions, parts), options.json)
+    _show("kafka", kafka.measure(options.broker, options.partitions, parts), options.json)
 
 
 CORE = _action(

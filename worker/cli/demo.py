@@ -9,15 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from worker.cli.options.learning import SEED, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, number, port
 from worker.console import check_writable, note, say, stops_on_signals, write_json
 from worker.embedded.state import StateFolder
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.report import DemoView, can_draw, check_report, summary, summary_rows, write_report
-from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive, check_state
+from worker.simulation.demo.run import TICK, Beside, Demo, DemoSettings, additive, check_state
 from worker.simulation.reporting import REFRESH, laid_out, live_view
 from worker.web.status import status_routes
 
@@ -61,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     # aiohttp takes a while to import; --help and wrong options need not wait for it.
     from worker.http.server import WebServer
 
-    settings = DemoSettings(**{name: getattr(options, name) for name in DemoSettings.__struct_fields__})
+    settings = filled(DemoSettings, options)
     _check(options, settings)
     began = time.perf_counter()
     metrics = Metrics()

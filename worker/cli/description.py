@@ -11,7 +11,7 @@ import numpy as np
 from worker.bandit.arrays import sigmoid
 from worker.bandit.learning import AUTO
 from worker.bandit.personal import PersonalModel
-from worker.console import table
+from worker.console import listing
 from worker.stream.chance import ALL
 from worker.stream.contexts import SCALES
 from worker.stream.parameters import Parameters
@@ -26,10 +26,40 @@ FACTS = (
     *("folds", "clock", "kept", "observations", "explore_budget", "expected_sessions"),
 )
 
+ARMS = {
+    "arm": "{arm}",
+    "reward": "{reward:.4g}",
+    "active": "{state}",
+    "click at x=0": "{probability:.4f}",
+    "log-odds": "{log_odds:+.3f}",
+    "± deviation": "{deviation:.3f}",
+    "go on": "{answer_rate:.1%}",
+}
+CHANGED_ARMS = {
+    "arm": "{arm}",
+    "change": "{change}",
+    "log-odds": "{log_odds_moved:+.4f}",
+    "tastes by": "{tastes_moved:.3f}",
+    "± before": "{deviation_before:.3f}",
+    "± after": "{deviation_after:.3f}",
+    "go on before": "{answer_rate_before:.1%}",
+    "after": "{answer_rate_after:.1%}",
+}
+TASTES = {
+    "taste": "{feature}",
+    "log-odds": "{coefficient:+.3f}",
+    "95 % interval": "{low:+.3f} … {high:+.3f}",
+    "average ad": "{average:+.3f}",
+    "difference": "{difference:+.3f}",
+    "per": "{scale:.4g}",
+    "clear": "{clear}",
+}
+
 
 def describe(parameters: Parameters) -> dict[str, Any]:
     """Return the facts of a version, for JSON and reports."""
     model, counts, rates = parameters.model, parameters.answers, parameters.rates
+    settings, scales = parameters.settings, parameters.standardisation
     deviations = model.bias_deviations if parameters.arms else np.zeros(0)
     return {
         **{name: getattr(parameters, name) for name in FACTS},
@@ -39,8 +69,9 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
         "position_effects": model.position_effects.tolist(),
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
-        "standardisation": _scales(parameters),
-        "settings": _settings(parameters),
+        "standardisation": None if scales is None else {name: getattr(scales, name) for name in SCALES},
+        "settings": {name: getattr(settings, name) for name in SETTINGS}
+        | {"features": None if settings.features is None else settings.features.document()},
         "context": list(context_columns(parameters)),
         "theta_context": model.effects.tolist(),
         "arms": [
@@ -60,70 +91,37 @@ def describe(parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def _scales(parameters: Parameters) -> dict[str, Any] | None:
-    known = parameters.standardisation
-    return None if known is None else {name: getattr(known, name) for name in SCALES}
-
-
-def _settings(parameters: Parameters) -> dict[str, Any]:
-    settings = parameters.settings
-    plain = {name: getattr(settings, name) for name in SETTINGS}
-    return {**plain, "features": None if settings.features is None else settings.features.document()}
-
-
 def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> str:
     """Return a version for people: its model, and its best arms."""
-    settings, effects = details["settings"], details["position_effects"]
+    settings, effects, rates = details["settings"], details["position_effects"], details["position_answer_rates"]
     span = str(kept[0]) if len(kept) == 1 else f"{kept[0]} to {kept[-1]}"
-    best = sorted(details["arms"], key=lambda arm: -arm["probability"] * arm["reward"])
-    rows = [
-        [
-            arm["arm"],
-            f"{arm['reward']:.4g}",
-            "yes" if arm["active"] else "retired",
-            f"{arm['probability']:.4f}",
-            f"{arm['log_odds']:+.3f}",
-            f"{arm['deviation']:.3f}",
-            _rate(arm["answer_rate"]),
-        ]
-        for arm in best[:TOP]
-    ]
+    model = settings["model"] if settings["intercept"] else f"{settings['model']} without an intercept"
+    going_on = "all (not learned)" if rates is None else f"by position × {_listed(rates)}"
+    arms = [{**arm, "state": "yes" if arm["active"] else "retired"} for arm in details["arms"]]
     lines = [
         f"version {details['version']}  {details['sha256'][:16]}…  {'frozen' if details['frozen'] else 'learning'}",
         f"  {details['folds']} folds, {details['observations']} observations; the workers keep {span}",
         f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
-        f"  model {_model(details)}; ‖θ‖ {details['parameter_norm']:.4g}; contexts {_contexts(parameters)}",
+        f"  model {model}; ‖θ‖ {details['parameter_norm']:.4g}; contexts {_contexts(parameters)}",
         *_features(details["features"]),
-        f"  users without a click go on: {_going_on(details)}",
+        f"  users without a click go on: {going_on}",
         *([f"  clicks by position: odds × {_listed(np.exp(effects))}"] if any(effects) else []),
         f"  forgetting {_forgetting(details)}",
         *([f"  {_shares(details)}"] if parameters.shares != ALL else []),
         "",
-        table(["arm", "reward", "active", "click at x=0", "log-odds", "± deviation", "go on"], rows),
+        listing(ARMS, sorted(arms, key=lambda arm: -arm["probability"] * arm["reward"]), TOP),
     ]
-    more = [f"… and {len(best) - TOP} more (--json - has all)"] if len(best) > TOP else []
-    return "\n".join([*lines, *more])
-
-
-def _model(details: dict[str, Any]) -> str:
-    settings = details["settings"]
-    return settings["model"] if settings["intercept"] else f"{settings['model']} without an intercept"
+    return "\n".join(lines)
 
 
 def _features(strengths: list[dict[str, Any]]) -> list[str]:
     """Return which features decide between ads, and which of ads say how they are clicked, a line each."""
     lines = []
     for of, words in (("context", "what decides between ads"), ("ad", "features of ads that matter")):
-        some = [one for one in strengths if one["of"] == of]
-        more = f" and {len(some) - TOP} more" if len(some) > TOP else ""
-        named = ", ".join(f"{one['feature']} {one['word']} ({one['strength']:.2f})" for one in some[:TOP])
-        lines += [f"  {words}: {named}{more}"] if some else []
+        named = [f"{one['feature']} {one['word']} ({one['strength']:.2f})" for one in strengths if one["of"] == of]
+        more = f" and {len(named) - TOP} more" if len(named) > TOP else ""
+        lines += [f"  {words}: {', '.join(named[:TOP])}{more}"] if named else []
     return lines
-
-
-def _going_on(details: dict[str, Any]) -> str:
-    rates = details["position_answer_rates"]
-    return "all (not learned)" if rates is None else f"by position × {_listed(rates)}"
 
 
 def _listed(numbers: Iterable[float]) -> str:
@@ -160,54 +158,47 @@ def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
     """Return the differences between two versions."""
     one, other = describe(old), describe(new)
     before = {arm["arm"]: arm for arm in one["arms"]}
-    arms = []
-    for arm in other["arms"]:
-        was = before.get(arm["arm"])
-        if was is None:
-            change = "added"
-        elif was["active"] != arm["active"]:
-            change = "brought back" if arm["active"] else "retired"
-        elif was["reward"] != arm["reward"]:
-            change = f"priced {was['reward']:g} → {arm['reward']:g}"
-        else:
-            change = ""
-        was = was or {**arm, "log_odds": 0.0}
-        tastes = _tastes_moved(old, new, arm["arm"])
-        if change or tastes or any(was[name] != arm[name] for name in ("log_odds", "deviation", "answer_rate")):
-            arms.append(
-                {
-                    "arm": arm["arm"],
-                    "change": change,
-                    "log_odds_moved": arm["log_odds"] - was["log_odds"],
-                    "tastes_moved": tastes,
-                    "deviation_before": was["deviation"],
-                    "deviation_after": arm["deviation"],
-                    "answer_rate_before": was["answer_rate"],
-                    "answer_rate_after": arm["answer_rate"],
-                }
-            )
+    strengths = {(feature["of"], feature["feature"]): feature["strength"] for feature in one["features"]}
+    # A feature has no strength before the first fold.
+    features = [
+        {**feature, "before": strengths.get((feature["of"], feature["feature"]))} for feature in other["features"]
+    ]
+    arms = [_arm_moved(before.get(arm["arm"]), arm, _tastes_moved(old, new, arm["arm"])) for arm in other["arms"]]
+    settings = {name: [value, other["settings"][name]] for name, value in one["settings"].items()}
     return {
         "from": old.version,
         "to": new.version,
         "observations": new.observations - old.observations,
         "folds": new.folds - old.folds,
-        "settings": {
-            name: [one["settings"][name], other["settings"][name]]
-            for name in one["settings"]
-            if one["settings"][name] != other["settings"][name]
-        },
-        "strengths": _strengths_moved(one["features"], other["features"]),
+        "settings": {name: values for name, values in settings.items() if values[0] != values[1]},
+        "strengths": [feature for feature in features if feature["before"] != feature["strength"]],
         "kept": new.kept,
         "context_moved": float(np.linalg.norm(new.model.effects - old.model.effects)),
-        "arms": arms,
+        "arms": [arm for arm in arms if arm is not None],
     }
 
 
-def _strengths_moved(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the features whose strength has changed, with both strengths; None before the first fold."""
-    before = {(one["of"], one["feature"]): one["strength"] for one in old}
-    moved = [{**one, "before": before.get((one["of"], one["feature"]))} for one in new]
-    return [one for one in moved if one["before"] != one["strength"]]
+def _arm_moved(was: dict[str, Any] | None, arm: dict[str, Any], tastes: float) -> dict[str, Any] | None:
+    """Return the changes of an arm; None if there are none."""
+    change = ""
+    if was is None:
+        was, change = {**arm, "log_odds": 0.0}, "added"
+    elif was["active"] != arm["active"]:
+        change = "brought back" if arm["active"] else "retired"
+    elif was["reward"] != arm["reward"]:
+        change = f"priced {was['reward']:g} → {arm['reward']:g}"
+    if not (change or tastes or any(was[name] != arm[name] for name in ("log_odds", "deviation", "answer_rate"))):
+        return None
+    return {
+        "arm": arm["arm"],
+        "change": change,
+        "log_odds_moved": arm["log_odds"] - was["log_odds"],
+        "tastes_moved": tastes,
+        "deviation_before": was["deviation"],
+        "deviation_after": arm["deviation"],
+        "answer_rate_before": was["answer_rate"],
+        "answer_rate_after": arm["answer_rate"],
+    }
 
 
 def _tastes_moved(old: Parameters, new: Parameters, arm: str) -> float:
@@ -221,13 +212,6 @@ def _tastes_moved(old: Parameters, new: Parameters, arm: str) -> float:
 def difference_report(changes: dict[str, Any]) -> str:
     """Return the differences between two versions for people."""
     moved = sorted(changes["arms"], key=lambda arm: -abs(arm["log_odds_moved"]))
-    rows = [
-        [one["arm"], one["change"], f"{one['log_odds_moved']:+.4f}"]
-        + [f"{one[name]:.3f}" for name in ("tastes_moved", "deviation_before", "deviation_after")]
-        + [_rate(one["answer_rate_before"]), _rate(one["answer_rate_after"])]
-        for one in moved[:TOP]
-    ]
-    header = ["arm", "change", "log-odds", "tastes by", "± before", "± after", "go on before", "after"]
     strengths = [
         f"{one['feature']} {'–' if one['before'] is None else format(one['before'], '.2f')} → {one['strength']:.2f}"
         for one in changes["strengths"][:TOP]
@@ -238,13 +222,9 @@ def difference_report(changes: dict[str, Any]) -> str:
         *(f"  {name}: {one} → {other}" for name, (one, other) in changes["settings"].items()),
         *([f"  strength of features: {', '.join(strengths)}"] if strengths else []),
         f"  context: moved by {changes['context_moved']:.4g}",
-        table(header, rows) if rows else "  the arms are the same",
+        listing(CHANGED_ARMS, moved, TOP) if moved else "  the arms are the same",
     ]
     return "\n".join(lines)
-
-
-def _rate(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:.1%}"
 
 
 # ── for whom an ad works ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -268,40 +248,22 @@ def profile_report(parameters: Parameters, profile: AdProfile) -> str:
     if profile.answer_rate is not None and profile.displays is not None:
         lines.append(f"  users who do not click: {profile.answer_rate:.1%} go on, of {profile.displays:,.0f} so far")
     if parameters.settings.model != PersonalModel.name:
-        return "\n".join(
-            [*lines, f"  the model {parameters.settings.model} has no tastes: a context moves all ads together"]
-        )
+        lines.append(f"  the model {parameters.settings.model} has no tastes: a context moves all ads together")
+        return "\n".join(lines)
     clear = [taste for taste in profile.tastes if taste.is_clear]
-    for words, chosen in (
-        ("works for", [taste for taste in clear if taste.difference > 0]),
-        ("not for", [taste for taste in clear if taste.difference < 0]),
-    ):
-        if chosen:
-            lines.append(f"  {words}: {', '.join(map(_who, chosen[:5]))}")
+    for words, sign in (("works for", 1), ("not for", -1)):
+        if users := [_users(taste) for taste in clear if sign * taste.difference > 0]:
+            lines.append(f"  {words}: {', '.join(users[:5])}")
     if not clear:
         lines.append("  no taste is clear yet: all intervals contain the average ad")
-    more = len(profile.tastes) - TOP
-    lines += ["", _tastes(profile.tastes[:TOP]), *([f"… and {more} more (--json - has all)"] if more > 0 else [])]
-    return "\n".join(lines)
+    rows = [
+        {**asdict(taste), "difference": taste.difference, "clear": "yes" if taste.is_clear else ""}
+        for taste in profile.tastes
+    ]
+    return "\n".join([*lines, "", listing(TASTES, rows, TOP)])
 
 
-def _who(taste: Taste) -> str:
+def _users(taste: Taste) -> str:
     """Return the users whose clicks a taste raises against the average ad, or lowers."""
     are_marks = all("=" in part or "#" in part for part in taste.feature.split(" × "))
     return taste.feature if are_marks else f"high {taste.feature}"
-
-
-def _tastes(tastes: tuple[Taste, ...]) -> str:
-    rows = [
-        [
-            taste.feature,
-            f"{taste.coefficient:+.3f}",
-            f"{taste.low:+.3f} … {taste.high:+.3f}",
-            f"{taste.average:+.3f}",
-            f"{taste.difference:+.3f}",
-            f"{taste.scale:.4g}",
-            "yes" if taste.is_clear else "",
-        ]
-        for taste in tastes
-    ]
-    return table(["taste", "log-odds", "95 % interval", "average ad", "difference", "per", "clear"], rows)

@@ -12,7 +12,7 @@ from worker.cli.options.brokers import PREFIX
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number
 from worker.cli.options.target import read_version
-from worker.console import note, progress, table, write_result
+from worker.console import listing, note, progress, table, write_result
 from worker.errors import InputError
 from worker.evaluate.calibration import ModelCheck
 from worker.evaluate.estimators import METHODS, Estimate
@@ -20,19 +20,6 @@ from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
 from worker.stream.topology import Topics
-
-
-def confidence_level(text: str) -> float:
-    """Return a number strictly between 0 and 1.
-
-    >>> confidence_level("0.9")
-    0.9
-    """
-    value = float(number(above=0, most=1)(text))
-    if value == 1:
-        raise ValueError("must be below 1")
-    return value
-
 
 #: Settings of the target.
 CHANGES: Final = tuple(
@@ -55,7 +42,7 @@ OPTIONS = (
         repeatable=True,
         default=(),
     ),
-    Option("confidence", "confidence level of the intervals", parse=confidence_level, default=0.95),
+    Option("confidence", "confidence level of the intervals", parse=number(above=0, below=1), default=0.95),
     count("seed", "random seed for cross-fitting and for a target that draws", 0, least=0),
     PREFIX,
     Option("skip-bad", "whether unreadable lines are skipped and counted", flag=True, default=False),
@@ -165,22 +152,23 @@ def report(evaluation: Evaluation) -> str:
 
 
 def _check_table(check: ModelCheck, percent: str) -> str:
-    rows = [
-        [
-            group.group,
-            str(group.displays),
-            str(group.clicks),
-            f"{group.expected_clicks:.0f}",
-            f"{group.ratio:.3f}",
-            f"{group.low:.3f} … {group.high:.3f}",
-            f"{group.z:+.1f}{' !' if group in check.failed else ''}",
-        ]
-        for group in check.groups
+    columns = {
+        f"the click model on {check.sessions} random sessions": "{group}",
+        "displays": "{displays}",
+        "clicks": "{clicks}",
+        "expected": "{expected_clicks:.0f}",
+        "revenue/expected": "{ratio:.3f}",
+        f"{percent} interval": "{low:.3f} … {high:.3f}",
+        "z": "{z:+.1f}{mark}",
+    }
+    groups = [
+        {**asdict(group), "ratio": group.ratio, "mark": " !" if group in check.failed else ""} for group in check.groups
     ]
     if check.form_z is not None:
-        rows.append(["arms × features", "", "", "", "", "", f"{check.form_z:+.1f}{' !' if check.form_failed else ''}"])
-    title = f"the click model on {check.sessions} random sessions"
-    return table([title, "displays", "clicks", "expected", "revenue/expected", f"{percent} interval", "z"], rows)
+        nothing = dict.fromkeys(("displays", "clicks", "expected_clicks", "ratio", "low", "high"))
+        mark = " !" if check.form_failed else ""
+        groups.append({**nothing, "group": "arms × features", "z": check.form_z, "mark": mark})
+    return listing(columns, groups)
 
 
 def _title(evaluation: Evaluation) -> str:
@@ -200,19 +188,9 @@ def _title(evaluation: Evaluation) -> str:
 def _row(name: str, revenue: Interval, difference: Interval | None, sessions: int, basis: str) -> list[str]:
     gained = ""
     if difference is not None:
-        estimate, low, high = map(_signed, (difference.estimate, difference.low, difference.high))
-        gained = f"{estimate} ({low} … {high})"
+        gained = f"{difference.estimate:+z.4f} ({difference.low:+z.4f} … {difference.high:+z.4f})"
     interval = f"{revenue.low:.4f} … {revenue.high:.4f}"
     return [name, f"{revenue.estimate:.4f}", interval, gained, str(sessions), basis]
-
-
-def _signed(value: float) -> str:
-    """Return a difference with its sign, + for zero.
-
-    >>> _signed(-1e-9), _signed(-0.25)
-    ('+0.0000', '-0.2500')
-    """
-    return f"{round(value, 4) + 0.0:+.4f}"
 
 
 def _basis(estimate: Estimate, model: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +13,12 @@ from worker.bandit.arrays import Floats, Ints
 from worker.bandit.policies import policy_named
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
-from worker.cli.options.target import TARGET, control, decoded_version, pick
-from worker.console import read_file, table, write_result
+from worker.cli.options.target import TARGET, control, pick, read_version
+from worker.console import listing, read_input, write_result
 from worker.errors import InputError, ParametersError
 from worker.stream.catalogue import under
 from worker.stream.contexts import MISSING
-from worker.stream.explanation import Explanation, Position, explain
+from worker.stream.explanation import Candidate, Explanation, Position, explain
 from worker.stream.features import context_encoder
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution, columns_of_object, context_columns
@@ -30,6 +29,15 @@ LONGEST = 10_000  # displays in a session; more would be a typing error, and wou
 
 #: Fields of a candidate in JSON.
 CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "spread", "contributions")
+
+#: Columns of the numbers of a candidate, with their fields.
+NUMBERS = {
+    "probability": "probability",
+    "goes on": "answer_rate",
+    "reward": "reward",
+    "Q": "q",
+    **{name: name for name in ("width", "spread", "bonus", "score")},
+}
 
 #: Settings that replace those of the record, with changes of their options.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -58,7 +66,7 @@ OPTIONS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Explain one slate."""
     if options.context is None:
         raise InputError("--context is missing (see adcascade explain --help)")
@@ -68,29 +76,32 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--parameters - and --context - cannot both be read from standard input")
     if options.version is None:
         where = f"--parameters {options.parameters}"
-        read = decoded_version(_read(options.parameters, "--parameters"), where, complete=False)
-        given = _checked(read, where)
+        given = read_version(options.parameters, "--parameters", complete=False)
     else:
-        given = _checked(pick(control(options), options.version), f"version {options.version}")
-    parameters = _overridden(given, options)
+        where = f"version {options.version}"
+        given = pick(control(options), options.version)
+    parameters = _overridden(_checked(given, where), options)
     context, names = _read_context(options.context, parameters)
     excluded = _indices(parameters, options.exclude)
     reasons = explain(parameters, context, excluded, session=options.session, names=names)
     record = as_json(reasons)
     write_result(options.json, record, report(parameters, reasons), [f"note: {text}" for text in reasons.notes])
-    return 0
 
 
 def as_json(reasons: Explanation) -> dict[str, Any]:
     """Return the reasons in their JSON form; rates of going on, and factors of the spread, only where there are any."""
-    positions = []
-    for position in reasons.positions:
-        arms = [
-            {name: value for name in CANDIDATE if (value := getattr(one, name)) is not None} for one in position.arms
-        ]
-        facts = {name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")}
-        positions.append({**facts, "arms": arms})
+    positions = [
+        {
+            **{name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")},
+            "arms": [_fields(one) for one in position.arms],
+        }
+        for position in reasons.positions
+    ]
     return {"slate": list(reasons.slate), "positions": positions}
+
+
+def _fields(one: Candidate) -> dict[str, Any]:
+    return {name: value for name in CANDIDATE if (value := getattr(one, name)) is not None}
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +131,7 @@ def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str,
     where, settings = "--context", parameters.settings
     if text == "-" or text.startswith("@"):
         where = f"--context {text}"
-        data = _read(text.removeprefix("@"), where)
+        data = read_input(text.removeprefix("@"), where)
     else:
         data = text.encode()
     encoder = context_encoder(settings.features)
@@ -139,12 +150,6 @@ def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str,
     if len(given) != settings.dim:
         raise InputError(f"{where}: has {len(given)} numbers, the parameters need {settings.dim}")
     return np.array([MISSING if value is None else value for value in given]), context_columns(parameters)
-
-
-def _read(path: str, where: str) -> bytes:
-    if path == "-":
-        return sys.stdin.buffer.read()
-    return read_file(path, where)
 
 
 def _indices(parameters: Parameters, arms: tuple[str, ...]) -> Ints:
@@ -181,23 +186,12 @@ def report(parameters: Parameters, reasons: Explanation) -> str:
 
 def _candidates(position: Position, rewards: dict[str, float]) -> str:
     ranked = sorted(position.arms, key=lambda one: (one.arm != position.choice, -one.score))
-    columns: dict[str, list[float | None]] = {
-        "probability": [one.probability for one in ranked],
-        "goes on": [one.answer_rate for one in ranked],
-        "reward": [rewards[one.arm] for one in ranked],
-        "Q": [one.q for one in ranked],
-        "width": [one.width for one in ranked],
-        "spread": [one.spread for one in ranked],
-        "bonus": [one.bonus for one in ranked],
-        "score": [one.score for one in ranked],
-    }
-    columns = {name: values for name, values in columns.items() if values[0] is not None}
-    marks = (["→" if one.arm == position.choice else "", one.arm] for one in ranked[:TOP])
-    numbers = ([f"{value:.4g}" for value in row] for row in zip(*columns.values(), strict=True))
-    rows = [[*mark, *row] for mark, row in zip(marks, numbers, strict=False)]
-    text = table(["", "arm", *columns], rows)
-    more = len(ranked) - TOP
-    return text + (f"\n   … and {more} more" if more > 0 else "")
+    rows = [
+        {**_fields(one), "reward": rewards[one.arm], "mark": "→" if one.arm == position.choice else ""}
+        for one in ranked
+    ]
+    numbers = {heading: f"{{{name}:.4g}}" for heading, name in NUMBERS.items() if name in rows[0]}
+    return listing({"": "{mark}", "arm": "{arm}", **numbers}, rows, TOP)
 
 
 def in_parts(parts: tuple[Contribution, ...]) -> str:

@@ -10,7 +10,7 @@ from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.http import HTTP, http_settings
 from worker.cli.options.learning import LIMITS, limits
-from worker.cli.options.parser import CommandSpec, count
+from worker.cli.options.parser import CommandSpec, count, filled
 from worker.cli.worker import LOG
 from worker.console import stops_on_signals
 
@@ -24,18 +24,18 @@ OPTIONS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Serve until a signal."""
     from worker.gateway.run import GatewaySettings, check_topics, run_gateway
 
     reached = connection(options)
-    settings = GatewaySettings(
+    settings = filled(
+        GatewaySettings,
+        options,
         connection=reached,
         topics=topic_names(options),
         http=http_settings(options),
         limits=limits(options),
-        max_in_flight=options.max_in_flight,
-        max_remembered_sessions=options.max_remembered_sessions,
     )
     check_topics(settings)  # before there is a log, so that an error is one line
     # Remembered sessions live for a minute and hold no cycles; a search among a hundred thousand takes as long as some
@@ -49,7 +49,6 @@ def run(options: argparse.Namespace) -> int:
             await run_gateway(settings, stop)
 
     asyncio.run(serve())
-    return 0
 
 
 COMMAND = CommandSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -42,11 +42,6 @@ class JsonLines(logging.Formatter):
     '{"time":"1970-01-01T00:00:00.000Z","level":"info","logger":"w","message":"up"}'
     """
 
-    def __init__(self, secrets: Sequence[str] = ()) -> None:
-        super().__init__()
-        # Also in their JSON form: a secret may contain quotes.
-        self._secrets = [*secrets, *(orjson.dumps(secret).decode()[1:-1] for secret in secrets)]
-
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         time = datetime.fromtimestamp(record.created, UTC)
@@ -59,37 +54,33 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return _without(orjson.dumps(line, default=str).decode(), self._secrets)
+        return orjson.dumps(line, default=str).decode()
 
 
-class TextLines(logging.Formatter):
-    """Format a record as a line of text."""
+class _Handler(logging.StreamHandler[TextIO]):
+    """Remove secrets from all lines: no message here has one, but a library may quote its arguments in an error."""
 
-    def __init__(self, secrets: Sequence[str] = ()) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
-        self._secrets = secrets
+    def __init__(self, stream: TextIO, secrets: Iterable[str]) -> None:
+        super().__init__(stream)
+        # Also in their JSON form: a secret may contain quotes.
+        self._secrets = [form for secret in secrets if secret for form in (secret, orjson.dumps(secret).decode()[1:-1])]
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, followed by the traceback of an error."""
-        return _without(super().format(record), self._secrets)
-
-
-def _without(text: str, secrets: Sequence[str]) -> str:
-    """Remove secrets: no message here has one, but a library may quote its arguments in an error."""
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return text
+        line = super().format(record)
+        for secret in self._secrets:
+            line = line.replace(secret, HIDDEN)
+        return line
 
 
 def configure(
-    *, format: str | None, level: str = "info", secrets: Sequence[str] = (), stream: TextIO | None = None
+    *, format: str | None, level: str = "info", secrets: Iterable[str] = (), stream: TextIO | None = None
 ) -> None:
     """Send all logs to standard error; without a format, text on a terminal and JSON elsewhere."""
     stream = stream or sys.stderr
     chosen = format or ("text" if stream.isatty() else "json")
-    handler = logging.StreamHandler(stream)
-    shown = [secret for secret in secrets if secret]
-    handler.setFormatter(JsonLines(shown) if chosen == "json" else TextLines(shown))
+    handler = _Handler(stream, secrets)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+    handler.setFormatter(JsonLines() if chosen == "json" else text)
     if level != "debug":
         handler.addFilter(_NoServices())
     root = logging.getLogger()

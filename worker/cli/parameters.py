@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from worker.cli.description import (
 )
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.target import action, control, in_force, pick, pick_or_read, read_version, version_facts
+from worker.cli.options.times import moment
 from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.stream.events import TAG_PATTERN, Command, Import, Order, Tag
@@ -40,29 +40,28 @@ TO = Option("to", "version to roll back to: number, tag, or file from `export`",
 FILE = Option("file", "file from `adcascade parameters export`", positional=True)
 
 
-def show(options: argparse.Namespace) -> int:
+def show(options: argparse.Namespace) -> None:
     """Show a version: model, arms, estimates, uncertainty, settings; or for whom one ad works."""
     target = control(options)
     version = pick(target, options.version)
     if options.arm is not None:
-        return _show_arm(options, version)
-    details = describe(version)
-    kept = [parameters.version for parameters in target.history()]
-    write_result(options.json, {**details, "kept": kept}, report(version, details, kept))
-    return 0
+        _show_arm(options, version)
+    else:
+        details = describe(version)
+        kept = [parameters.version for parameters in target.history()]
+        write_result(options.json, {**details, "kept": kept}, report(version, details, kept))
 
 
-def _show_arm(options: argparse.Namespace, version: Parameters) -> int:
+def _show_arm(options: argparse.Namespace, version: Parameters) -> None:
     index = version.indices.get(options.arm)
     if index is None:
         raise InputError(f"--arm {options.arm}: version {version.version} has no such arm (see adcascade arms list)")
     profile = ad_profile(version, index)
     record = {"version": version.version, "model": version.settings.model, **profile_document(profile)}
     write_result(options.json, record, profile_report(version, profile))
-    return 0
 
 
-def export(options: argparse.Namespace) -> int:
+def export(options: argparse.Namespace) -> None:
     """Write the record of a version, for `import` and `adcascade explain --parameters`."""
     output = options.output
     check_writable(output)
@@ -73,44 +72,37 @@ def export(options: argparse.Namespace) -> int:
     else:
         write_file(output, record + b"\n")
         note(f"wrote {output} ({len(record):,} bytes)")
-    return 0
 
 
-def diff(options: argparse.Namespace) -> int:
+def diff(options: argparse.Namespace) -> None:
     """Show the changes between two versions."""
     target = control(options)
     old, new = pick(target, options.old), pick(target, options.new)
     changes = differences(old, new)
     write_result(options.json, changes, difference_report(changes))
-    return 0
 
 
-def listing(options: argparse.Namespace) -> int:
+def listing(options: argparse.Namespace) -> None:
     """Show all versions that are kept, with their tags."""
     target = control(options)
-    held = target.slots()
-    times = {kept.version: kept.made_at for kept in held.values()}
+    slots = target.slots()
+    times = {kept.version: kept.made_at for kept in slots.values()}
     last = {parameters.version: parameters.made_at for parameters in target.history()}
     named: dict[int, list[str]] = {}
-    for name, version in tags(held).items():
+    for name, version in tags(slots).items():
         named.setdefault(version, []).append(name)
     versions: list[dict[str, Any]] = [
         {"version": version, "made_at": made_at, "served": version in last, "tags": named.get(version, [])}
         for version, made_at in sorted((times | last).items())
     ]
     rows = [
-        [str(one["version"]), _moment(one["made_at"]), "last 8" if one["served"] else "history", ", ".join(one["tags"])]
+        [str(one["version"]), moment(one["made_at"]), "last 8" if one["served"] else "history", ", ".join(one["tags"])]
         for one in versions
     ]
     write_result(options.json, {"versions": versions}, table(["version", "made at", "kept in", "tags"], rows))
-    return 0
 
 
-def _moment(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S") if milliseconds else "–"
-
-
-def tag(options: argparse.Namespace) -> int:
+def tag(options: argparse.Namespace) -> None:
     """Tag a version, which is then kept for ever; an existing tag is moved."""
     if not re.fullmatch(TAG_PATTERN, options.name):
         raise InputError("a tag begins with a letter and has 1 to 64 letters, digits, '.', '_' and '-'")
@@ -126,43 +118,42 @@ def tag(options: argparse.Namespace) -> int:
         text = f"version {version} is kept as {options.name}"
     target.order(Tag(name=options.name, version=version))
     write_result(options.json, {"tag": options.name, "version": version}, text)
-    return 0
 
 
-def rollback(options: argparse.Namespace) -> int:
+def rollback(options: argparse.Namespace) -> None:
     """Roll back to the estimate of an earlier version, or of a file; the present arms stay."""
     target = control(options)
     newest = target.history()[-1].version
     # By number only if it is well within the last 8: it must still be there when the learner reads the order.
     if options.to.isdecimal() and newest - KEPT // 2 < int(options.to) <= newest:
-        return _give(options, Command(action="rollback", version=int(options.to)), "rolled back")
-    record = parameters_document(pick_or_read(target, options.to))
-    return _give(options, Import(parameters=record, arms=False), "rolled back")
+        order: Order = Command(action="rollback", version=int(options.to))
+    else:
+        order = Import(parameters=parameters_document(pick_or_read(target, options.to)), arms=False)
+    _give(options, order, "rolled back")
 
 
-def import_(options: argparse.Namespace) -> int:
+def import_(options: argparse.Namespace) -> None:
     """Import the estimate of an exported version, and its arms that the catalogue lacks."""
-    return _give(options, Import(parameters=parameters_document(read_version(options.file)), arms=True), "imported")
+    _give(options, Import(parameters=parameters_document(read_version(options.file)), arms=True), "imported")
 
 
-def freeze(options: argparse.Namespace) -> int:
+def freeze(options: argparse.Namespace) -> None:
     """Stop learning: windows close without a new version; serving continues."""
-    return _give(options, Command(action="freeze"), "frozen")
+    _give(options, Command(action="freeze"), "frozen")
 
 
-def unfreeze(options: argparse.Namespace) -> int:
+def unfreeze(options: argparse.Namespace) -> None:
     """Resume learning."""
-    return _give(options, Command(action="unfreeze"), "learning")
+    _give(options, Command(action="unfreeze"), "learning")
 
 
-def _give(options: argparse.Namespace, order: Order, done: str) -> int:
+def _give(options: argparse.Namespace, order: Order, done: str) -> None:
     target = control(options)
     before = target.history()[-1]
     after = target.order(order)
     changed = after.version != before.version
     text = f"{done}: {in_force(after)}" if changed else f"nothing to do: already {done}"
     write_result(options.json, {**version_facts(after), "frozen": after.frozen}, text)
-    return 0
 
 
 _action = partial(action, "parameters")

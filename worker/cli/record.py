@@ -17,7 +17,7 @@ from worker.stream.events import TOPICS
 from worker.stream.topology import Topics
 
 if TYPE_CHECKING:
-    from worker.logs.record import Recorded, Recorder, Span  # with a Kafka client, which only this command needs
+    from worker.logs.record import Recorded, Recorder  # with a Kafka client, which only this command needs
 
 
 def topic_list(text: str) -> tuple[str, ...]:
@@ -33,21 +33,24 @@ def topic_list(text: str) -> tuple[str, ...]:
     return names
 
 
-def beginning(text: str) -> str | int:
-    """Return an offset as a number; check a time, which is resolved when the recording starts."""
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def beginning(text: str) -> dict[str, int]:
+    """Return the offset or the time at which a `Span` begins; nothing for earliest.
+
+    >>> beginning("17"), beginning("1970-01-01T00:00:01Z"), beginning("earliest")
+    ({'start': 17}, {'since': 1000}, {})
+    """
     if text == "earliest":
-        return text
-    if text.isdecimal():
-        return int(text)
-    timestamp(text, 0)
-    return text
+        return {}
+    return {"start": int(text)} if text.isdecimal() else {"since": timestamp(text, _now())}
 
 
-def ending(text: str) -> str:
-    """Check the end of a recording."""
-    if text != "end":
-        timestamp(text, 0)
-    return text
+def ending(text: str) -> dict[str, int]:
+    """Return the time at which a `Span` ends; nothing for the end of the topics."""
+    return {} if text == "end" else {"until": timestamp(text, _now())}
 
 
 OPTIONS = (
@@ -58,14 +61,16 @@ OPTIONS = (
         "start: earliest, an offset (of every partition), a time (2026-01-31T12:00:00Z), or an age (10m)",
         parse=beginning,
         metavar="WHERE",
-        default="earliest",
+        default={},
+        show=lambda _: "earliest",
     ),
     Option(
         "until",
         "end: the current end of the topics, or a time, also in the future",
         parse=ending,
         metavar="WHERE",
-        default="end",
+        default={},
+        show=lambda _: "end",
     ),
     Option("live", "recording of new records until Ctrl-C", flag=True, default=False),
     Option(
@@ -77,16 +82,17 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Record topics; a signal ends the recording with a complete file."""
-    if options.live and options.until != "end":
+    if options.live and options.until:
         raise InputError("--live records until Ctrl-C: --until contradicts it")
     if options.json == "-" and options.file == "-":
         raise InputError("the log and --json cannot both go to standard output")
-    from worker.logs.record import Recorder
+    from worker.logs.record import Recorder, Span
 
     check_writable(options.file, options.json)
     topics = Topics(options.prefix)
     # Fails before the file is created.
-    recorder = Recorder(connection(options), topics, options.topics, span_of(options))
+    span = Span(**getattr(options, "from"), **options.until, live=options.live)
+    recorder = Recorder(connection(options), topics, options.topics, span)
     began = time.perf_counter()
     with LogWriter(options.file) as log:
         recorded, stopped = _record(recorder, log)
@@ -118,20 +124,6 @@ def _record(recorder: Recorder, log: LogWriter) -> tuple[Recorded, int]:
         return recorder.run(log, lambda: bool(came), report), came[0] if came else 0
 
 
-def span_of(options: argparse.Namespace) -> Span:
-    """Return the span that the options give."""
-    from worker.logs.record import Span
-
-    now = time.time_ns() // 1_000_000
-    start = getattr(options, "from")
-    return Span(
-        start=start if isinstance(start, int) else None,
-        since=timestamp(start, now) if isinstance(start, str) and start != "earliest" else None,
-        until=None if options.until == "end" else timestamp(options.until, now),
-        live=options.live,
-    )
-
-
 def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool) -> dict[str, Any]:
     """Return the result in its JSON form; topics without prefix, times in milliseconds since the epoch."""
     return {
@@ -148,13 +140,10 @@ def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool
 def summary(name: str, recorded: Recorded, seconds: float) -> str:
     """Return the result for people."""
     rate = recorded.records / max(seconds, 1e-9)
-    span = ""
-    if recorded.first is not None and recorded.last is not None:
-        span = f", {time_span(recorded.first, recorded.last)}"
-    lines = [f"{name}: {recorded.records:,} records{span}, in {seconds:.1f} s ({rate:,.0f}/s)"]
-    if recorded.counts:
-        lines += ["", table(["topic", "records"], [[topic, f"{n:,}"] for topic, n in sorted(recorded.counts.items())])]
-    return "\n".join(lines)
+    span = time_span(recorded.first, recorded.last)
+    text = f"{name}: {recorded.records:,} records{span}, in {seconds:.1f} s ({rate:,.0f}/s)"
+    rows = [[topic, f"{count:,}"] for topic, count in sorted(recorded.counts.items())]
+    return f"{text}\n\n{table(['topic', 'records'], rows)}" if rows else text
 
 
 COMMAND = CommandSpec(

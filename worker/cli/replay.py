@@ -99,21 +99,17 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 def summary(path: str, report: ReplayReport) -> str:
     """Return the content of the log and the results."""
     name = "standard input" if path == "-" else path
-    span = ""
-    if report.first_at is not None and report.last_at is not None:
-        span = f", {time_span(report.first_at, report.last_at)}"
     lines = [
-        f"{name}: {report.events:,} records{span}",
+        f"{name}: {report.events:,} records{time_span(report.first_at, report.last_at)}",
         "",
         table(["topic", "records"], [[topic, f"{count:,}"] for topic, count in report.topics.items() if count]),
         "",
         f"{report.sessions:,} sessions, {report.clicks:,} clicks, revenue {report.revenue:,.2f}",
     ]
     lines += [_versions(report), _decisions(report) if report.mode == "verify" else _slates(report)]
-    found = warnings(report)
-    lines += ["", *found] if found else []
-    lines += ["", *mismatches(report)] if report.mismatches else ["", "no mismatch"]
-    return "\n".join(lines)
+    if found := warnings(report):
+        lines += ["", *found]
+    return "\n".join([*lines, "", *(mismatches(report) or ["no mismatch"])])
 
 
 def _versions(report: ReplayReport) -> str:
@@ -157,17 +153,13 @@ def warnings(report: ReplayReport) -> list[str]:
     if report.lost_after is not None:
         rollback = "a rollback to a version that is not in the log"
         found.append(f"not compared: the versions after {report.lost_after}, because of {rollback}")
-    if report.stale:
-        found.append(
-            f"{report.stale:,} decisions by an older version than the one in force, which reached the worker late"
-        )
-    if report.bad_lines:
-        found.append(f"{report.bad_lines:,} bad lines skipped, the first: {report.first_bad}")
-    if report.duplicates:
-        found.append(f"{report.duplicates:,} repeated lines")
-    if report.ignored:
-        found.append(f"{report.ignored:,} lines of other topics ignored")
-    return found
+    counts = (
+        (report.stale, "decisions by an older version than the one in force, which reached the worker late"),
+        (report.bad_lines, f"bad lines skipped, the first: {report.first_bad}"),
+        (report.duplicates, "repeated lines"),
+        (report.ignored, "lines of other topics ignored"),
+    )
+    return [*found, *(f"{count:,} {what}" for count, what in counts if count)]
 
 
 def mismatches(report: ReplayReport) -> list[str]:

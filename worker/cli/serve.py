@@ -6,20 +6,16 @@ import argparse
 import os
 from pathlib import Path
 
-from worker.cli import log_format
-from worker.cli.options.brokers import secret
-from worker.cli.options.catalog import CATALOG, read_arms
+from worker.cli.options.catalog import CATALOG
 from worker.cli.options.http import HTTP, http_settings
-from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
+from worker.cli.options.learning import LEARNING, LIMITS
 from worker.cli.options.parser import CommandSpec, Option
-from worker.cli.options.times import time_option
-from worker.cli.worker import CLOCK, PROCESS
+from worker.cli.options.times import seconds_option
+from worker.cli.worker import CLOCK, PROCESS, process_settings
 from worker.console import check_writable
 from worker.errors import InputError
-from worker.runtime.child import command
 from worker.runtime.clock import clock_of
 from worker.serve.settings import ServeSettings
-from worker.stream.feedback import token_secret
 
 OPERATION = (
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),
@@ -32,35 +28,24 @@ OPERATION = (
     Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
-    time_option("progress-interval", "time between two progress records", 1_000, least=10, most=60_000),
+    seconds_option("progress-interval", "time between two progress records", 1, least=10, most=60_000),
     *PROCESS,
 )
 
 
 def read(options: argparse.Namespace) -> ServeSettings:
     """Return the settings of the server and of its learner process; start the log."""
-    signing = secret(options, "token-secret")
     if options.record is not None and (options.record == "-" or options.record.endswith(".gz")):
         raise InputError("--record needs a plain file, which a restart can continue; compress it when it is complete")
-    dim = context_dim(options)
-    settings = ServeSettings(
+    return process_settings(
+        ServeSettings,
+        "serve",
+        options,
         folder=Path(options.state),
-        learning=learning_settings(options, dim or 1),
-        learner=command("worker.cli.child", "serve", *getattr(options, "arguments", ())),
         http=http_settings(options),
         clock=clock_of(os.environ.get(CLOCK)),
-        dim=dim,
-        arms=read_arms(options.catalog, declared=declared_ads(options)),
-        limits=limits(options),
-        secret=None if signing is None else token_secret(signing),
-        max_open_sessions=options.max_open_sessions,
         record=None if options.record is None else Path(options.record),
-        progress_interval=options.progress_interval / 1000,
-        sync=options.sync,
     )
-    secrets = [signing.reveal().decode() if signing is not None else ""]
-    log_format.configure(format=options.log_format, level=options.log_level, secrets=secrets)
-    return settings
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,22 +6,22 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
 
 from worker import __version__
 from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, integer, number
 from worker.console import check_writable, note, progress, table, write_file, write_result
-from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PRICES, DigitsTruth
-from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
+from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PIXELS, PRICES
+from worker.simulation.experiment.run import cores, run_all
+from worker.simulation.experiment.settings import AFTER_NEW, ExperimentSettings, Run, last_episodes
 from worker.simulation.plots import check_plot, check_structure, plot_regret, plot_structure
 from worker.simulation.reporting import flag
 from worker.stream.settings import ANSWERS
 
 DEFAULTS = ExperimentSettings()
 #: Sizes of the world digits, where the data or their number of classes decide.
-DIGITS = {"dim": DigitsTruth.PIXELS, "horizon": 3}
+DIGITS = {"dim": PIXELS, "horizon": 3}
 
 
 def _world() -> tuple[Option, ...]:
@@ -113,7 +113,7 @@ OPTIONS = (
 )
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Make all runs; print a table, write JSON and plots."""
     settings = _settings(options)
     _check_files(options, settings)
@@ -122,15 +122,14 @@ def run(options: argparse.Namespace) -> int:
     _draw(options, settings, runs)
     record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}}
     write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs, settings.join)}")
-    return 0
 
 
 def _settings(options: argparse.Namespace) -> ExperimentSettings:
-    chosen: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ExperimentSettings)}
+    sizes = {name: getattr(options, name) for name in DIGITS}
     for name, in_digits in DIGITS.items():
-        if chosen[name] is None:
-            chosen[name] = in_digits if options.environment == "digits" else getattr(DEFAULTS, name)
-    return ExperimentSettings(**chosen)
+        if sizes[name] is None:
+            sizes[name] = in_digits if options.environment == "digits" else getattr(DEFAULTS, name)
+    return filled(ExperimentSettings, options, **sizes)
 
 
 def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.parser import JSON, CommandSpec, Option, count
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled
 from worker.cli.options.times import time_option
 from worker.console import table, write_result
 from worker.stream.events import MOST_PARTITIONS
@@ -32,14 +32,8 @@ OPTIONS = (
 def _run(options: argparse.Namespace, action: str) -> int:
     from worker.kafka import topics
 
-    layout = topics.TopicLayout(
-        partitions=options.partitions,
-        replication=options.replication,
-        retention=options.retention,
-        journal_retention=options.journal_retention,
-    )
     act = {"create": topics.create, "check": topics.check}[action]
-    findings = act(connection(options), topic_names(options), layout)
+    findings = act(connection(options), topic_names(options), filled(topics.TopicLayout, options))
     right = all(finding.state in ("right", "created") for finding in findings)
     rows = [[finding.topic, finding.partitions or "–", finding.replicas or "–", finding.state] for finding in findings]
     lines = [f"{finding.topic}: {difference}" for finding in findings for difference in finding.differences]
@@ -52,7 +46,7 @@ def _run(options: argparse.Namespace, action: str) -> int:
     return 0 if right else 1
 
 
-def import_(options: argparse.Namespace) -> int:
+def import_(options: argparse.Namespace) -> None:
     """Import the state folder of `adcascade serve` into the topics."""
     from worker.serve.moving import move
 
@@ -63,7 +57,6 @@ def import_(options: argparse.Namespace) -> int:
         "use the folder again."
     )
     write_result(options.json, asdict(moved), text)
-    return 0
 
 
 COMMAND = CommandSpec(

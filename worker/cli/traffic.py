@@ -6,16 +6,13 @@ import argparse
 import asyncio
 import gc
 import time
-from dataclasses import fields
 from typing import Any
-
-import orjson
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.learning import SEED, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, number, port
 from worker.cli.options.times import duration_range, time_option
-from worker.console import check_writable, note, say, stops_on_signals, write_file, write_json, write_result
+from worker.console import check_writable, note, stops_on_signals, write_result
 from worker.errors import InputError
 from worker.http.pages import operations
 from worker.kafka.connection import Connection
@@ -26,7 +23,6 @@ from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
 DEFAULTS = TrafficSettings()
-AT_ONCE = (0, 0)
 
 _share = number(least=0, most=1)
 
@@ -70,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     settings = _settings(options)
     check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
-        return _write_arms(settings, options.write_arms)
+        _write_arms(settings, options.write_arms)
+        return 0
     from worker.kafka.parameters import published_versions
 
     reached, topics = connection(options), topic_names(options)
@@ -93,23 +90,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> TrafficSettings:
-    given = {f.name: getattr(options, f.name) for f in fields(TrafficSettings) if f.name not in ("rate", "look")}
-    return TrafficSettings(
-        **given,
-        rate=None if options.flat_out else options.rate,
-        look=options.look or (AT_ONCE if options.flat_out else DEFAULTS.look),
+    rate = None if options.flat_out else options.rate
+    return filled(TrafficSettings, options, rate=rate, look=options.look or ((0, 0) if rate is None else DEFAULTS.look))
+
+
+def _write_arms(settings: TrafficSettings, path: str) -> None:
+    arms = [{"arm": arm.arm, "reward": arm.reward} for arm in settings.world().catalogue()]
+    text = (
+        f"wrote {len(arms)} arms to {path}; serve them with\n"
+        f"  adcascade worker --dim {settings.dim} --horizon {settings.horizon} --catalog {path}"
     )
-
-
-def _write_arms(settings: TrafficSettings, path: str) -> int:
-    arms: list[dict[str, Any]] = [{"arm": arm.arm, "reward": arm.reward} for arm in settings.world().catalogue()]
-    if path == "-":
-        write_json("-", arms)
-        return 0
-    write_file(path, orjson.dumps(arms, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    say(f"wrote {len(arms)} arms to {path}; serve them with")
-    say(f"  adcascade worker --dim {settings.dim} --horizon {settings.horizon} --catalog {path}")
-    return 0
+    write_result(path, arms, text)
 
 
 def check_fits(settings: TrafficSettings, served: Parameters) -> None:
@@ -135,6 +126,7 @@ def check_fits(settings: TrafficSettings, served: Parameters) -> None:
 
 async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
     """Run the traffic with live view and metrics; return the number of the signal that ended it, else 0."""
+    from worker.client.kafka import KafkaTransport
     from worker.http.server import WebServer
     from worker.simulation.traffic.client import run_traffic
 
@@ -145,7 +137,7 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
         WebServer(operations(metrics.registry, lambda: None), port=port) as server,
         live_view(TrafficView(traffic, server.url)) as show,
     ):
-        await run_traffic(reached, topics, traffic, stop=stop, show=show)
+        await run_traffic(KafkaTransport(reached, topics), traffic, stop=stop, show=show)
     return came[0] if came else 0
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
-from worker.cli.options.parser import CommandSpec, Option, count, port
-from worker.cli.options.times import time_option
+from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, limits
+from worker.cli.options.parser import CommandSpec, Option, Settings, count, filled, port
+from worker.cli.options.times import seconds_option
 from worker.errors import InputError
 from worker.kafka.settings import WorkerSettings
 from worker.runtime.child import command
 from worker.secret import Secret
 from worker.stream.feedback import token_secret
+from worker.stream.settings import LearningSettings
 
 #: For tests: a file with the time, in place of the machine's clock (see `clock_of`).
 CLOCK = "ADCASCADE_TEST_CLOCK"
@@ -44,18 +46,22 @@ PROCESS = (
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
 
-
-def _time(name: str, help: str, least: int, most: int) -> Option:
-    default = round(1000 * _DEFAULTS[name.replace("-", "_")])
-    return time_option(name, help, default, least=least, most=most)
-
-
 OPERATION = (
     Option("group", "consumer group of all workers of these topics", default=_DEFAULTS["group"]),
-    _time(
-        "member-timeout", "time after which the partitions of a silent worker are assigned to others", 1_000, 300_000
+    seconds_option(
+        "member-timeout",
+        "time after which the partitions of a silent worker are assigned to others",
+        _DEFAULTS["member_timeout"],
+        least=1_000,
+        most=300_000,
     ),
-    _time("progress-interval", "time between two progress records of a partition", 10, 60_000),
+    seconds_option(
+        "progress-interval",
+        "time between two progress records of a partition",
+        _DEFAULTS["progress_interval"],
+        least=10,
+        most=60_000,
+    ),
     count(
         "changelog-replication",
         "replicas of the changelog, if `adcascade topics create` has not created it",
@@ -67,32 +73,33 @@ OPERATION = (
 )
 
 
-def read(options: argparse.Namespace) -> WorkerSettings:
-    """Return the settings of worker and learner process, checked as far as possible without a broker; start the log."""
-    brokers = connection(options)
+def process_settings(
+    kind: Callable[..., Settings], name: str, options: argparse.Namespace, secrets: Sequence[str] = (), **own: Any
+) -> Settings:
+    """Return the settings of `worker` or `serve` and of its learner process, some its `own`; start the log."""
     signing = secret(options, "token-secret")
     dim = context_dim(options)
-    settings = WorkerSettings(
-        connection=brokers,
-        topics=topic_names(options),
-        learner=command("worker.cli.child", "worker", *getattr(options, "arguments", ())),
-        learning=learning_settings(options, dim or 1),
+    settings = filled(
+        kind,
+        options,
+        learner=command("worker.cli.child", name, *getattr(options, "arguments", ())),
+        learning=filled(LearningSettings, options, dim=dim or 1),
         dim=dim,
         arms=read_arms(options.catalog, declared=declared_ads(options)),
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
-        group=options.group,
-        member_timeout=options.member_timeout / 1000,
-        progress_interval=options.progress_interval / 1000,
-        changelog_replication=options.changelog_replication,
-        max_open_sessions=options.max_open_sessions,
-        web_host=options.web_host,
-        web_port=options.web_port,
-        clock_file=os.environ.get(CLOCK),
+        **own,
     )
-    secrets = [*brokers.secrets, signing.reveal().decode() if signing is not None else ""]
-    log_format.configure(format=options.log_format, level=options.log_level, secrets=secrets)
+    hidden = [*secrets, signing.reveal().decode() if signing is not None else ""]
+    log_format.configure(format=options.log_format, level=options.log_level, secrets=hidden)
     return settings
+
+
+def read(options: argparse.Namespace) -> WorkerSettings:
+    """Return the settings of worker and learner process, checked as far as possible without a broker; start the log."""
+    brokers = connection(options)
+    own = {"connection": brokers, "topics": topic_names(options), "clock_file": os.environ.get(CLOCK)}
+    return process_settings(WorkerSettings, "worker", options, brokers.secrets, **own)
 
 
 def run(options: argparse.Namespace) -> int:

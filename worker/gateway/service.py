@@ -23,7 +23,7 @@ import orjson
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
-from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, fallback_answer
+from worker.http.service import AdRequest, Answer, UnavailableError, fallback_answer
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
@@ -52,7 +52,7 @@ class KafkaAdService:
 
     # ── arrivals ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+    async def arrive(self, request: AdRequest, deadline: float) -> Answer:
         """Open a session, or find it."""
         planner, now = self._planner(), self._clock()
         record = request.record(now)
@@ -64,7 +64,7 @@ class KafkaAdService:
 
     # ── feedback ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def feedback(self, request: FeedbackRequest, deadline: float) -> Answer:
+    async def feedback(self, request: AdRequest, deadline: float) -> Answer:
         """Send a click or a pass; return what follows."""
         planner = self._planner()
         key = request.session_id.encode()
@@ -93,9 +93,7 @@ class KafkaAdService:
         arrival = Arrival(session_id=feedback.session_id, occurred_at=feedback.occurred_at, context=())
         return fallback_answer(planner, arrival)
 
-    def _judged(
-        self, request: FeedbackRequest, decision: Decision | None, planner: SlatePlanner
-    ) -> tuple[bytes, Feedback]:
+    def _judged(self, request: AdRequest, decision: Decision | None, planner: SlatePlanner) -> tuple[bytes, Feedback]:
         """Return the record of feedback and its content; raise `Rejected` if the workers would reject it."""
         now, settings = self._clock(), planner.parameters.settings
         # Feedback before its arrival would not count, and the clocks of two gateways may differ.

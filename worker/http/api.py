@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from aiohttp import web
 
@@ -13,7 +13,7 @@ from worker.http.connections import HEADERS, HttpConnection
 from worker.http.metrics import HttpMetrics
 from worker.http.problems import ProblemError, problem_of
 from worker.http.requests import read_arrive, read_batch, read_feedback, session_in_path
-from worker.http.service import AdService, Answer, UnavailableError, UnknownSessionError
+from worker.http.service import AdRequest, AdService, Answer, UnavailableError, UnknownSessionError
 from worker.http.settings import HttpSettings, SessionQuota
 from worker.stream.decoding import Rejected
 
@@ -21,8 +21,6 @@ from worker.stream.decoding import Rejected
 BATCH_SIZE: Final = 16
 
 _JSON: Final = {**HEADERS, "Content-Type": "application/json"}
-
-_T = TypeVar("_T")
 
 
 class HttpApi:
@@ -81,12 +79,12 @@ class HttpApi:
         return await self._batch(batch, self._service.feedback)
 
     async def _batch(
-        self, batch: Sequence[_T | Rejected], ask: Callable[[_T, float], Awaitable[Answer]]
+        self, batch: Sequence[AdRequest | Rejected], ask: Callable[[AdRequest, float], Awaitable[Answer]]
     ) -> web.Response:
         """Answer each request of a batch in its place; if none could be taken at all, answer that."""
         deadline = self._loop.time() + self._deadline
 
-        async def one(given: _T | Rejected) -> Answer | Rejected | UnknownSessionError | UnavailableError:
+        async def one(given: AdRequest | Rejected) -> Answer | Rejected | UnknownSessionError | UnavailableError:
             if isinstance(given, Rejected):
                 return given
             try:

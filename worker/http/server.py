@@ -71,10 +71,8 @@ class WebServer:
 
     url: str
 
-    def __init__(
-        self, routes: Mapping[str, Route], *, host: str = PAGES.host, port: int = 0, settings: HttpSettings = PAGES
-    ) -> None:
-        self._routes, self._settings = dict(routes), replace(settings, host=host, port=port)
+    def __init__(self, routes: Mapping[str, Route], *, host: str = PAGES.host, port: int = 0) -> None:
+        self._routes, self._settings = dict(routes), replace(PAGES, host=host, port=port)
         self._bound: Future[str] = Future()
         self._thread = Thread(target=lambda: asyncio.run(self._serve()), name="web", daemon=True)
 

@@ -35,33 +35,13 @@ class UnknownSessionError(AdcascadeError):
     """There is no such session, or no longer; only a service that knows all sessions can tell."""
 
 
-class ArriveRequest(NamedTuple):
-    """A user arrives. `context`, `exclude` and `occurred_at` are JSON as it came, empty where it is missing.
+class AdRequest(NamedTuple):
+    """A user arrives, clicks, or passes an ad over.
 
-    >>> ArriveRequest("s", context=b"[1,2]").record(now=7)
+    `members` are those of the record, as they came; each follows a comma. `occurred_at` is empty where it is missing.
+
+    >>> AdRequest("s", b',"context":[1,2]').record(now=7)
     b'{"session_id":"s","occurred_at":7,"context":[1,2]}'
-    """
-
-    session_id: str
-    context: bytes = b""
-    exclude: bytes = b""
-    occurred_at: bytes = b""
-
-    def record(self, now: int) -> bytes:
-        """Return the record of `arrivals`; the time is `now` if it has none."""
-        return b'{"session_id":%b,"occurred_at":%b%b%b}' % (
-            orjson.dumps(self.session_id),
-            self.occurred_at or b"%d" % now,
-            b',"context":' + self.context if self.context else b"",
-            b',"exclude":' + self.exclude if self.exclude else b"",
-        )
-
-
-class FeedbackRequest(NamedTuple):
-    """A user clicked, or passed an ad over. `members` are those of the record, as they came; each follows a comma.
-
-    >>> FeedbackRequest("s", members=b',"position":1,"clicked":true').record(now=7)
-    b'{"session_id":"s","occurred_at":7,"position":1,"clicked":true}'
     """
 
     session_id: str
@@ -69,7 +49,7 @@ class FeedbackRequest(NamedTuple):
     occurred_at: bytes = b""
 
     def record(self, now: int) -> bytes:
-        """Return the record of `clicks`, to be read with `decode_feedback`; the time is `now` if it has none."""
+        """Return the record of `arrivals` or `clicks`; the time is `now` if it has none."""
         return b'{"session_id":%b,"occurred_at":%b%b}' % (
             orjson.dumps(self.session_id),
             self.occurred_at or b"%d" % now,
@@ -111,10 +91,10 @@ def fallback_answer(planner: SlatePlanner, arrival: Arrival) -> Answer:
 class AdService(Protocol):
     """What decides about ads. Deadlines are times of the event loop's clock."""
 
-    def arrive(self, request: ArriveRequest, deadline: float) -> Awaitable[Answer]:
+    def arrive(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
         """Open a session, or find it; return its current decision. Raises `Rejected` or `UnavailableError`."""
 
-    def feedback(self, request: FeedbackRequest, deadline: float) -> Awaitable[Answer]:
+    def feedback(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
         """Take a click or a pass; return the next decision, or how the session ended.
 
         Raises as `arrive`, or `UnknownSessionError`.

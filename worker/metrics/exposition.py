@@ -122,8 +122,8 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
 def _time_averaged(snapshot: Snapshot) -> Series:
     numbers, windows = snapshot.numbers, max(1.0, snapshot.numbers["episodes_closed_total"])
     averages = {kind: numbers[f"regret_{kind}_total"] / windows for kind in ("bound", "posterior")}
-    if snapshot.scored_windows:
-        averages = {"pseudo": numbers["pseudo_regret_total"] / snapshot.scored_windows, **averages}
+    if snapshot.is_simulated:
+        averages = {"pseudo": numbers["pseudo_regret_total"] / windows, **averages}
     return _each(**averages)
 
 

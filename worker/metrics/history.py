@@ -6,10 +6,8 @@ a simulated run of a few seconds shows the hours it stands for. Prometheus keeps
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -18,7 +16,6 @@ import numpy as np
 
 from worker.bandit.policies import policy_named
 from worker.metrics.troubles import ActiveTrouble
-from worker.stream.episodes import Answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
@@ -26,10 +23,8 @@ from worker.stream.topology import Tally
 MOST_WINDOWS: Final = 240
 MOST_MARKS: Final = 16
 BETWEEN_MARKS: Final = 60_000  # milliseconds of event time
-#: Contexts that are kept.
+#: Contexts of recent users that are kept, of one user per batch.
 MOST_CONTEXTS: Final = 256
-#: Seconds between two contexts, once so many are kept: together they cover at least a minute.
-BETWEEN_CONTEXTS: Final = 0.25
 #: Absolute value above which a feature is too large, and norm below which a context is too small. A context of zeros is
 #: a user without features.
 LARGEST_FEATURE: Final = 10.0
@@ -96,7 +91,7 @@ class Window:
     served: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Mark:
     """All counts since the process started, at one event time.
 
@@ -112,10 +107,9 @@ class Mark:
 class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
-    `contexts` are packed contexts of recent users, of the same length. `answering` has the ads that are answered least.
-    `forgotten` is the time of the last version that forgot something, and the share of older sessions that it kept.
-    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`. `scored_windows` counts the
-    windows whose true value is known, which happens in simulated traffic only.
+    `contexts` are packed contexts of recent users, of the same length. `forgotten` is the time of the last version that
+    forgot something, and the share of older sessions that it kept. `numbers` holds the metrics without labels by name,
+    without the prefix `adcascade_`.
     """
 
     now: Mark
@@ -123,15 +117,18 @@ class Snapshot:
     windows: Sequence[Window]
     contexts: Sequence[bytes]
     parameters: Parameters | None
-    answering: Answering | None
     forgotten: tuple[int, float] | None
     numbers: Mapping[str, float]
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]
     horizon: int
-    scored_windows: int
     troubles: Sequence[ActiveTrouble]
     trouble_totals: Mapping[str, int]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the true value of windows is known."""
+        return "pseudo_regret_total" in self.numbers
 
     @property
     def since(self) -> Mark | None:
@@ -163,34 +160,6 @@ def mean_share(shares: Iterable[tuple[int, float | None]], start: int, end: int)
     times = [min(max(time, start), end) for time in (start, *(begin for begin, _ in served[1:]), end)]
     spans = [until - since for since, until in pairwise(times)]
     return sum(span * (share or 0.0) for span, (_, share) in zip(spans, served, strict=True)) / (end - start)
-
-
-# ── contexts of recent users ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-class RecentContexts:
-    """A sample of packed contexts, the oldest first, for averages over users and the check of the features' scale.
-
-    Not thread-safe, the owner holds a lock.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._kept: deque[bytes] = deque(maxlen=MOST_CONTEXTS)
-        self._taken = float("-inf")
-
-    def offer(self, context: bytes) -> bool:
-        """Keep a context if one is due; return whether it was kept."""
-        now = self._clock()
-        if len(self._kept) == MOST_CONTEXTS and now - self._taken < BETWEEN_CONTEXTS:
-            return False
-        self._taken = now
-        self._kept.append(context)
-        return True
-
-    def newest(self) -> tuple[bytes, ...]:
-        """Return the contexts that are as long as the newest."""
-        return tuple(one for one in self._kept if len(one) == len(self._kept[-1]))
 
 
 def wrong_scale(context: bytes) -> str | None:

@@ -20,12 +20,12 @@ from worker.metrics.history import (
     BETWEEN_MARKS,
     DELAY_BOUNDS,
     DURATION_BOUNDS,
+    MOST_CONTEXTS,
     MOST_MARKS,
     MOST_WINDOWS,
     SIZE_BOUNDS,
     Histogram,
     Mark,
-    RecentContexts,
     Snapshot,
     Window,
     exploration_share,
@@ -62,25 +62,26 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._lock = Lock()
-        self._tally = Tally()
         self._numbers = dict.fromkeys(_FROM_ZERO, 0.0)  # by metric name, without the prefix
-        self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
-            "decision_duration_seconds": {(): Histogram(DURATION_BOUNDS)},
-            "batch_records": {(): Histogram(SIZE_BOUNDS)},
-            "arrival_to_decision_seconds": {(): Histogram(DELAY_BOUNDS)},
-            "stage_seconds": {(stage,): Histogram(DURATION_BOUNDS) for stage in STAGES},
-        }
+        self._now = Mark(
+            time=0,
+            tally=Tally(),
+            histograms={
+                "decision_duration_seconds": {(): Histogram(DURATION_BOUNDS)},
+                "batch_records": {(): Histogram(SIZE_BOUNDS)},
+                "arrival_to_decision_seconds": {(): Histogram(DELAY_BOUNDS)},
+                "stage_seconds": {(stage,): Histogram(DURATION_BOUNDS) for stage in STAGES},
+            },
+        )
         self._imbalance = dict.fromkeys(IDENTITIES, 0.0)
         self._lag = dict.fromkeys(CONSUMED, 0.0)
-        self._watermark, self._scored_windows = 0, 0
         self._horizon = 1  # the largest of all versions: series must not disappear
         self._parameters: Parameters | None = None
         self._windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
         self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
         self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share allowed to explore
-        self._answering: Answering | None = None
         self._forgotten: tuple[int, float] | None = None  # when older sessions last lost weight, and what is left
-        self._contexts = RecentContexts()
+        self._contexts: deque[bytes] = deque(maxlen=MOST_CONTEXTS)
 
     # ── observing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -94,22 +95,22 @@ class Metrics:
             return
         tally, samples = emits[0].tally, [one.sample for one in emits if one.sample is not None]
         with self._lock:
-            self._tally.add(tally)
-            self._histograms["batch_records"][()].observe(records)
+            self._now.tally.add(tally)
+            self._now.histograms["batch_records"][()].observe(records)
             if decisions := sum(len(one.decisions) for one in emits):
-                self._histograms["decision_duration_seconds"][()].observe(seconds, decisions)
-            kept = [sample for sample in samples if self._contexts.offer(sample)]
+                self._now.histograms["decision_duration_seconds"][()].observe(seconds, decisions)
+            self._contexts.extend(samples)
         self.troubles.observe(tally)
-        for sample in kept:
-            self.troubles.count(contexts=1)
-            standardised = self._parameters is not None and self._parameters.settings.standardise
-            if not standardised and (wrong := wrong_scale(sample)):
+        self.troubles.count(contexts=len(samples))
+        standardised = self._parameters is not None and self._parameters.settings.standardise
+        for sample in () if standardised else samples:
+            if wrong := wrong_scale(sample):
                 self.troubles.add("norms", wrong)
 
     def add(self, tally: Tally) -> None:
         """Count what happened outside a batch: sessions recovered or handed over."""
         with self._lock:
-            self._tally.add(tally)
+            self._now.tally.add(tally)
         self.troubles.observe(tally)
 
     def episode(self, episode: Episode) -> None:
@@ -138,7 +139,6 @@ class Metrics:
         """Show a published version."""
         answered = answering(parameters)
         with self._lock:
-            self._answering = answered
             known = self._parameters
             if known is None or parameters.version > known.version:
                 self._shares.append((parameters.effective_at, exploration_share(parameters)))
@@ -197,7 +197,6 @@ class Metrics:
             for index, window in enumerate(self._windows):
                 if window.episode.window_end == window_end:
                     self._windows[index] = replace(window, oracle=oracle, served=served)
-            self._scored_windows += 1
             for name, value in (
                 ("oracle_reward_total", oracle),
                 ("served_value_total", served),
@@ -209,62 +208,55 @@ class Metrics:
     def decided(self, seconds: float, times: int = 1) -> None:
         """Count the time from arrival to first decision, of one session or of several equal ones."""
         with self._lock:
-            self._histograms["arrival_to_decision_seconds"][()].observe(seconds, times)
+            self._now.histograms["arrival_to_decision_seconds"][()].observe(seconds, times)
 
     def stages(self, spent: Iterable[tuple[str, float]]) -> None:
         """Count the seconds that lists of records spent in stages."""
         with self._lock:
             for stage, seconds in spent:
-                self._histograms["stage_seconds"][stage,].observe(seconds)
+                self._now.histograms["stage_seconds"][stage,].observe(seconds)
 
     def watermark(self, time: int) -> None:
         """Show the event time (milliseconds) up to which everything is processed."""
         with self._lock:
-            self._watermark = time
+            self._now.time = time
             self._numbers["watermark_timestamp_seconds"] = time / 1000
             if not self._marks or time >= self._marks[-1].time + BETWEEN_MARKS:
-                self._marks.append(self._mark())
+                self._marks.append(deepcopy(self._now))
 
     def consumer_lag(self, topic: str, records: int) -> None:
         """Show the number of unread records of a topic (without prefix)."""
-        if topic not in CONSUMED:
-            raise ValueError(f"{topic!r} is not one of {', '.join(CONSUMED)}")
         with self._lock:
             self._lag[topic] = float(records)
 
     def census(self, *, open_sessions: int, parked: int) -> Mapping[str, int]:
         """Compare the accounts with the tables; return the accounts that do not balance."""
         with self._lock:
-            found = imbalances(self._tally, open_sessions, parked)
+            found = imbalances(self._now.tally, open_sessions, parked)
             self._imbalance = {name: float(value) for name, value in found.items()}
         return {name: value for name, value in found.items() if value}
 
     @property
     def opened(self) -> int:
         """The number of sessions opened so far."""
-        return self._tally.opened
+        return self._now.tally.opened
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _mark(self) -> Mark:
-        return Mark(time=self._watermark, tally=deepcopy(self._tally), histograms=deepcopy(self._histograms))
 
     def snapshot(self) -> Snapshot:
         """Return a consistent copy of everything."""
         with self._lock:
             return Snapshot(
-                now=self._mark(),
+                now=deepcopy(self._now),
                 marks=tuple(self._marks),
                 windows=tuple(self._windows),
-                contexts=self._contexts.newest(),
+                contexts=tuple(one for one in self._contexts if len(one) == len(self._contexts[-1])),
                 parameters=self._parameters,
-                answering=self._answering,
                 forgotten=self._forgotten,
                 numbers=dict(self._numbers),
                 imbalance=dict(self._imbalance),
                 lag=dict(self._lag),
                 horizon=self._horizon,
-                scored_windows=self._scored_windows,
                 troubles=self.troubles.active(),
                 trouble_totals=self.troubles.totals(),
             )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
@@ -51,41 +50,30 @@ class ActiveTrouble:
 
 
 class _Recent:
-    """A count of the last minutes, in steps of a second."""
-
-    __slots__ = ("_began", "_steps", "_sum")
+    """A count of the last minutes, by the second."""
 
     def __init__(self) -> None:
-        self._steps: deque[list[float]] = deque()  # the beginning of each, and its count
-        self._began = float("-inf")
-        self._sum = 0
+        self._counts: dict[int, int] = {}
 
     def add(self, now: float, times: int) -> None:
-        self._sum += times
-        if now - self._began < 1.0:
-            self._steps[-1][1] += times
-        else:
-            self._steps.append([now, times])
-            self._began = now
-            self.sum(now)  # drops the old steps
+        second = int(now)
+        if second not in self._counts:
+            self.sum(now)  # drops the old seconds
+        self._counts[second] = self._counts.get(second, 0) + times
 
     def sum(self, now: float) -> int:
-        steps = self._steps
-        while steps and now - steps[0][0] > ACTIVE:
-            self._sum -= int(steps.popleft()[1])
-        return self._sum
+        self._counts = {second: times for second, times in self._counts.items() if now - second <= ACTIVE}
+        return sum(self._counts.values())
 
 
+@dataclass(slots=True)
 class _Kind:
-    __slots__ = ("example", "lasting", "logged", "recent", "since_line", "total")
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.recent = _Recent()
-        self.example = ""
-        self.lasting = False
-        self.logged = float("-inf")
-        self.since_line = 0
+    total: int = 0
+    recent: _Recent = field(default_factory=_Recent)
+    example: str = ""
+    lasting: bool = False
+    logged: float = float("-inf")
+    since_line: int = 0
 
 
 class TroubleLog:

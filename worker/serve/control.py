@@ -20,7 +20,7 @@ import msgspec
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder, StateView
 from worker.errors import AdcascadeError, FailedError, InputError
-from worker.serve.runner import ServeRunner, Waiting
+from worker.serve.runner import ServeRunner
 from worker.serve.store import RUNNER
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.encoding import encode_journal
@@ -69,17 +69,16 @@ class OrderDesk:
 
     async def order(self, order: Order) -> int:
         """Write an order to the journal; return the version after it. Raises `FailedError` if it is refused."""
-        waiting = Waiting(kind="order", order=order)
-        await self._runner.submit(waiting)
+        offset = await self._runner.order(order)
         try:
             async with asyncio.timeout(self.patience):
-                await self.learned(waiting.offset + 1)
+                await self.learned(offset + 1)
         except TimeoutError:
             raise FailedError(
                 f"the learner has not answered within {self.patience:g} s; the order is in the journal and will be "
                 "carried out. What does /readyz say?"
             ) from None
-        if (reason := self._refused.pop(waiting.offset, None)) is not None:
+        if (reason := self._refused.pop(offset, None)) is not None:
             raise FailedError(f"refused: {reason}")
         return self._runner.versions.newest.version
 

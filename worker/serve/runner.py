@@ -22,22 +22,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Final, Literal, cast
+from typing import Final, Literal, TypeVar, cast
 
 import msgspec
 
 from worker.errors import FailedError
 from worker.http.service import (
+    AdRequest,
     Answer,
-    ArriveRequest,
-    FeedbackRequest,
     UnavailableError,
     UnknownSessionError,
     fallback_answer,
 )
 from worker.metrics import Metrics
 from worker.secret import Secret
-from worker.serve.store import Lesson, ServeStore
+from worker.serve.store import TOPICS, Lesson, ServeStore
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
@@ -46,7 +45,7 @@ from worker.stream.reading import judged_arrival
 from worker.stream.serving import Serving
 from worker.stream.session import Session
 from worker.stream.table import SessionRoom
-from worker.stream.topology import ONLY_PARTITION, DeadLetter, Emits, Record, Topics
+from worker.stream.topology import ONLY_PARTITION, DeadLetter, Emits, Record
 from worker.stream.versions import Versions
 
 #: Requests that may wait; beyond that, the process is overloaded.
@@ -54,19 +53,18 @@ MOST_WAITING: Final = 20_000
 #: Why feedback is refused.
 NEVER_OPENED: Final = "it was never opened here, or it is over"
 
-Kind = Literal["arrive", "feedback", "look", "order", "lesson", "tick"]
+Kind = Literal["arrive", "feedback", "look", "work", "tick"]
+_T = TypeVar("_T")
+_NO_REQUEST: Final = AdRequest("", b"")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Waiting:
-    """A request that waits for its answer."""
+    """A request that waits for its answer, or work that waits for a transaction."""
 
     kind: Kind
-    session_id: str = ""
-    request: ArriveRequest | FeedbackRequest | None = None
-    order: Order | None = None
-    lesson: Lesson | None = None
-    refused: Sequence[tuple[int, str]] = ()  # orders of the lesson, by offset
+    request: AdRequest = _NO_REQUEST
+    work: Callable[[], object] | None = None
     future: asyncio.Future[Answer | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     since: float = field(default_factory=monotonic)
     error: Exception | None = None
@@ -89,16 +87,14 @@ class ServeRunner:
         metrics: Metrics,
         *,
         clock: Callable[[], int],
-        topics: Topics,
         limits: Limits | None = None,
         secret: Secret | None = None,
         max_open_sessions: int | None = None,
         progress_interval: float = 1.0,
     ) -> None:
-        self.topics = topics
         self.versions = versions
         self.serving = Serving(
-            versions, topics=topics, limits=limits, secret=secret, room=SessionRoom(max_open_sessions)
+            versions, topics=TOPICS, limits=limits, secret=secret, room=SessionRoom(max_open_sessions)
         )
         self.failure: str | None = None
         self._store = store
@@ -110,9 +106,11 @@ class ServeRunner:
         self._interval = progress_interval
         self._waiting: list[Waiting] = []
         self._has_work = asyncio.Event()
-        records = [Record(topics.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in store.sessions()]
+        records = [
+            Record(TOPICS.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in store.state.sessions()
+        ]
         metrics.add(self.serving.restore(records))
-        self.serving.acknowledged(store.position.progress)
+        self.serving.acknowledged(store.progress)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,28 +118,42 @@ class ServeRunner:
         """Return None, or why no requests can be taken."""
         return self.failure
 
-    def arrive(self, request: ArriveRequest, deadline: float) -> Awaitable[Answer]:
+    def arrive(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
         """Open a session, or find it; return its current decision."""
-        return self._submit_until(deadline, Waiting(kind="arrive", session_id=request.session_id, request=request))
+        return self._submit_until(deadline, Waiting("arrive", request))
 
-    def feedback(self, request: FeedbackRequest, deadline: float) -> Awaitable[Answer]:
+    def feedback(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
         """Take a click or a pass; return the next decision, or how the session ended."""
-        return self._submit_until(deadline, Waiting(kind="feedback", session_id=request.session_id, request=request))
+        return self._submit_until(deadline, Waiting("feedback", request))
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the answer that the last request of a session would have now.
 
         It follows the batch before it, so that nothing is shown that a crash could take back.
         """
-        return await self.submit(Waiting(kind="look", session_id=session_id))
+        return await self._submit(Waiting("look", AdRequest(session_id, b"")))
+
+    async def order(self, order: Order) -> int:
+        """Write an order to the journal; return its offset."""
+        return await self._transact(lambda: self._store.add_journal([(None, encode_journal(order))])[0][0])
+
+    async def keep(self, lesson: Lesson) -> Sequence[tuple[int, str]]:
+        """Keep what was learned; return the orders that are refused, by offset."""
+        return await self._transact(lambda: self._store.add_lesson(lesson, self.versions.history))
+
+    async def _transact(self, work: Callable[[], _T]) -> _T:
+        """Do some work in the transaction of the next batch; return its result when that is committed."""
+        results: list[_T] = []
+        await self._submit(Waiting("work", work=lambda: results.append(work())))
+        return results[0]
 
     def _submit_until(self, deadline: float, waiting: Waiting) -> Awaitable[Answer]:
-        answering = self.submit(waiting)
+        answering = self._submit(waiting)
         timer = asyncio.get_running_loop().call_at(deadline, self._answer_fallback, waiting)
         answering.add_done_callback(lambda _: timer.cancel())
         return cast(Awaitable[Answer], answering)  # these requests are answered, or fail
 
-    def submit(self, waiting: Waiting) -> asyncio.Future[Answer | None]:
+    def _submit(self, waiting: Waiting) -> asyncio.Future[Answer | None]:
         """Add a request to the next batch; return its future."""
         if self.failure is not None:
             raise UnavailableError(self.failure)
@@ -158,9 +170,8 @@ class ServeRunner:
 
     def now(self) -> int:
         """Return the time, which never goes back."""
-        position = self._store.position
-        position.time = max(position.time, self._clock())
-        return position.time
+        self._store.time = max(self._store.time, self._clock())
+        return self._store.time
 
     async def run(self) -> None:
         """Handle batches until cancelled; raise `FailedError` if one cannot be committed."""
@@ -186,7 +197,7 @@ class ServeRunner:
         """Report progress, and let sessions expire, also without requests."""
         while True:
             await asyncio.sleep(self._interval)
-            await self.submit(Waiting(kind="tick"))
+            await self._submit(Waiting("tick"))
 
     async def _run_batch(self, batch: list[Waiting]) -> None:
         try:
@@ -211,53 +222,47 @@ class ServeRunner:
 
     def _handle(self, batch: list[Waiting]) -> tuple[Emits, int, bool]:
         """Handle a batch; return what came of it, its progress, and whether there is something to commit."""
-        now, position = self.now(), self._store.position
+        now, store = self.now(), self._store
         records = self._records(batch, now)
         started = perf_counter()
         emits = self.serving.handle(records)
         if records or emits.changelog:
             self._metrics.batch(emits, len(records), perf_counter() - started)
-        journal: list[tuple[bytes | None, bytes]] = list(emits.journal)
-        for waiting in batch:
-            if waiting.order is not None:
-                waiting.offset = self._store.journal_end + len(journal)
-                journal.append((None, encode_journal(waiting.order)))
-        progress = now if now - position.progress >= 1000 * self._interval else 0
+        store.add_batch(records, emits)
+        work = [waiting.work for waiting in batch if waiting.work is not None]
+        for one in work:
+            one()
+        progress = now if now - store.progress >= 1000 * self._interval else 0
         if progress:
-            position.progress = progress
+            store.progress = progress
             reached = Progress(partition=0, partitions=1, time=progress, opened=self.serving.opened)
-            journal.append((None, encode_journal(reached)))
-        lessons = [waiting for waiting in batch if waiting.lesson is not None]
-        if not (journal or emits.changelog or lessons or (records and self._store.has_log)):
-            return emits, 0, False
-        self._store.add_batch(records, emits, journal)
-        for waiting in lessons:
-            assert waiting.lesson is not None
-            waiting.refused = self._store.add_lesson(waiting.lesson, self.versions.history)
-        self._store.prepare()
-        return emits, progress, True
+            store.add_journal([(None, encode_journal(reached))])
+        has_changes = bool(work or progress or emits.journal or emits.changelog or (records and store.tap))
+        if has_changes:
+            store.prepare()
+        return emits, progress, has_changes
 
     def _records(self, batch: Iterable[Waiting], now: int) -> list[Record]:
         """Return the records of a batch; a request that can be refused immediately gets its error."""
-        table, topics, records = self.serving.table, self.topics, []
+        records: list[Record] = []
         arriving: dict[str, int] = {}
         for waiting in batch:
-            session_id, request = waiting.session_id, waiting.request
-            known = table.get(session_id) if request is not None else None
-            if isinstance(request, ArriveRequest):
+            if waiting.kind not in ("arrive", "feedback"):
+                continue
+            request, session_id = waiting.request, waiting.request.session_id
+            known = self.serving.table.get(session_id)
+            if waiting.kind == "arrive":
                 at = known.arrived_at if type(known) is Session else arriving.setdefault(session_id, now)
-                records.append(self._record_of(waiting, topics.arrivals, request.record(at), now))
-            elif isinstance(request, FeedbackRequest):
-                if known is None and session_id not in arriving:
-                    waiting.error = UnknownSessionError(NEVER_OPENED)
-                    continue
-                records.append(self._record_of(waiting, topics.clicks, request.record(now), now))
+                topic, value = TOPICS.arrivals, request.record(at)
+            elif known is None and session_id not in arriving:
+                waiting.error = UnknownSessionError(NEVER_OPENED)
+                continue
+            else:
+                topic, value = TOPICS.clicks, request.record(now)
+            waiting.offset = self._store.next_offset(topic)
+            key = session_id.encode("utf-8", errors="replace")
+            records.append(Record(topic, ONLY_PARTITION, waiting.offset, now, key, value))
         return records
-
-    def _record_of(self, waiting: Waiting, topic: str, value: bytes, now: int) -> Record:
-        waiting.offset = self._store.next_offset(topic)
-        key = waiting.session_id.encode("utf-8", errors="replace")
-        return Record(topic, ONLY_PARTITION, waiting.offset, now, key, value)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -271,18 +276,18 @@ class ServeRunner:
                 self._metrics.decided(now - waiting.since)
             if future.done():  # with fallback ads, or the client has gone
                 continue
-            topic = self.topics.arrivals if waiting.kind == "arrive" else self.topics.clicks
-            error = waiting.error or (rejected.get((topic, waiting.offset)) if waiting.request is not None else None)
+            topic = TOPICS.arrivals if waiting.kind == "arrive" else TOPICS.clicks
+            error = waiting.error or rejected.get((topic, waiting.offset))
+            answer = None
+            if error is None and waiting.kind not in ("work", "tick"):
+                session_id = waiting.request.session_id
+                answer = self._answer_of(session_id, decisions.get(session_id.encode()))
+                if answer is None and waiting.kind != "look":
+                    error = UnavailableError("there is no room for this session")
             if error is not None:
                 future.set_exception(error)
-            elif waiting.kind in ("tick", "order", "lesson"):
-                future.set_result(None)
             else:
-                answer = self._answer_of(waiting.session_id, decisions.get(waiting.session_id.encode()))
-                if answer is None and waiting.request is not None:
-                    future.set_exception(UnavailableError("there is no room for this session"))
-                else:
-                    future.set_result(answer)
+                future.set_result(answer)
 
     def _answer_of(self, session_id: str, decision: bytes | None) -> Answer | None:
         session = self.serving.table.get(session_id)
@@ -304,38 +309,29 @@ class ServeRunner:
 
     def _answer_fallback(self, waiting: Waiting) -> None:
         """Answer what has waited until its deadline."""
-        request = waiting.request
         if waiting.future.done():  # its timer is not cancelled yet
             return
-        answer: Answer | None = None
+        judge = self._fallback_arrival if waiting.kind == "arrive" else self._fallback_feedback
         try:
-            if isinstance(request, ArriveRequest):
-                answer = self._fallback_arrival(request)
-            elif isinstance(request, FeedbackRequest):
-                answer = self._fallback_feedback(request)
-        except (Rejected, UnknownSessionError) as error:  # the client's mistakes are the same at any time
-            waiting.future.set_exception(error)
-        else:
-            if answer is None:
-                waiting.future.set_exception(UnavailableError("the deadline has come; send the request again"))
-            else:
-                waiting.future.set_result(answer)
+            waiting.future.set_result(judge(waiting.request))
+        except (Rejected, UnknownSessionError, UnavailableError) as error:
+            waiting.future.set_exception(error)  # the client's mistakes are the same at any time
 
-    def _fallback_arrival(self, request: ArriveRequest) -> Answer:
+    def _fallback_arrival(self, request: AdRequest) -> Answer:
         now = self.now()
         settings = self.versions.newest.settings
         arrival = judged_arrival(request.record(now), now, settings, self._limits)
         return fallback_answer(self.versions.at(now), arrival)
 
-    def _fallback_feedback(self, request: FeedbackRequest) -> Answer | None:
+    def _fallback_feedback(self, request: AdRequest) -> Answer:
         """Return what is next if the feedback counts: later ads of the same slate."""
         name = request.session_id
         session = self.serving.table.get(name)
-        is_arriving = any(one.kind == "arrive" and one.session_id == name for one in self._waiting)
+        is_arriving = any(one.kind == "arrive" and one.request.session_id == name for one in self._waiting)
         if session is None and not is_arriving:
             raise UnknownSessionError(NEVER_OPENED)
         if type(session) is not Session:
-            return None
+            raise UnavailableError("the deadline has come; send the request again")
         now = self.now()
         feedback = decode_feedback(
             request.record(now),

@@ -22,7 +22,7 @@ from worker.runtime.memory import (
 )
 from worker.runtime.watch import CatalogueCheck, different
 from worker.serve.control import SOCKET, OrderDesk
-from worker.serve.runner import ServeRunner, Waiting
+from worker.serve.runner import ServeRunner
 from worker.serve.settings import ServeSettings, dimension
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
@@ -50,7 +50,7 @@ def run_server(settings: ServeSettings) -> int:
             history = [_first_version(settings)]
             first_version(state, history[0])
         dimension(settings.dim, history[-1])  # raises if it is another one
-        store = ServeStore(state, settings.topics, settings.record)
+        store = ServeStore(state, settings.record)
         collect_garbage_rarely()
         let_the_loop_go_first()
         try:
@@ -103,7 +103,6 @@ class Server:
             versions,
             self._metrics,
             clock=settings.clock,
-            topics=settings.topics,
             limits=settings.limits,
             secret=settings.secret,
             max_open_sessions=most,
@@ -166,9 +165,7 @@ class Server:
         refused = list(status.refused)
         if status.versions or status.episodes or status.tags:
             lesson = await asyncio.to_thread(decoded_lesson, status)  # a large version takes a while
-            waiting = Waiting(kind="lesson", lesson=lesson)
-            await self._runner.submit(waiting)
-            refused += waiting.refused
+            refused += await self._runner.keep(lesson)
             for episode, _ in lesson.episodes:
                 metrics.episode(episode)
             for version in lesson.versions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from worker.errors import InputError
@@ -12,7 +12,6 @@ from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.topology import Topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,6 @@ class ServeSettings:
     clock: Callable[[], int]
     dim: int | None
     arms: tuple[Arm, ...]
-    topics: Topics = field(default_factory=Topics)
     limits: Limits
     secret: Secret | None
     max_open_sessions: int | None

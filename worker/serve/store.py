@@ -8,12 +8,13 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
+from worker.embedded.outputs import Outputs
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.serve.recording import Recording, forget
@@ -24,6 +25,8 @@ from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import KEPT, version_key
 
+#: The names that logs have.
+TOPICS: Final = Topics()
 #: Names in the state folder.
 RUNNER: Final = "runner"
 SERVE: Final = b"serve"
@@ -31,8 +34,8 @@ MOVED: Final = b"moved"
 _POSITION: Final = "serve"
 
 
-class StorePosition(msgspec.Struct, kw_only=True):
-    """Where a server stands.
+class StorePosition(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a server stands, as the folder keeps it.
 
     `time` is that of the last batch, `progress` the time up to which everything is in the journal, `closed` the end of
     the last window with an episode, `offsets` are the next ones by topic.
@@ -69,101 +72,57 @@ def check_runner(state: StateFolder) -> None:
         raise InputError(f"{state.path} does not hold the state of `adcascade serve`; choose another folder")
 
 
-class ServeStore:
+class ServeStore(Outputs):
     """The state folder of a server, and its log if there is a `record`."""
 
-    def __init__(self, state: StateFolder, topics: Topics, record: Path | None = None) -> None:
-        self._state = state
-        self._topics = topics
-        self.position = msgspec.json.decode(state.meta(_POSITION) or b"{}", type=StorePosition)
-        _, self.journal_end = state.journal_bounds()
-        self._log: Recording | None = None
-        if record is None:
+    state: StateFolder
+
+    def __init__(self, state: StateFolder, record: Path | None = None) -> None:
+        self._log = None if record is None else Recording(record, state)
+        super().__init__(TOPICS, state, None if self._log is None else self._log.add)
+        stored = msgspec.json.decode(state.meta(_POSITION) or b"{}", type=StorePosition)
+        self.time, self.progress, self.closed = stored.time, stored.progress, stored.closed
+        self.offsets.update({(topic, ONLY_PARTITION): offset for topic, offset in stored.offsets.items()})
+        if self._log is None:
             forget(state)
-        else:
-            self._log = Recording(record, state)
-            if self._log.is_new:
-                self._begin_log()
+        elif self._log.is_new:
+            self._begin_log(self._log)
         self.prepare()
         self.commit(synchronise=True)
 
-    def _begin_log(self) -> None:
+    def _begin_log(self, log: Recording) -> None:
         """Begin a log with what the folder has of the past: versions, and the journal that they still need."""
-        for value in self._state.parameters():
-            self._add_version(decode_parameters(value).version, value)
-        for offset, value in self._state.journal(0):
-            self._record(self._topics.journal, offset, None, value)
-
-    @property
-    def has_log(self) -> bool:
-        """Whether a log is recorded."""
-        return self._log is not None
-
-    def sessions(self) -> Iterable[tuple[bytes, bytes]]:
-        """Yield the session table."""
-        return self._state.sessions()
-
-    def next_offset(self, topic: str) -> int:
-        """Give out the next offset of a topic."""
-        offsets = self.position.offsets
-        offset = offsets.get(topic, 0)
-        offsets[topic] = offset + 1
-        return offset
+        for value in self.state.parameters():
+            self._emit(TOPICS.parameters, version_key(decode_parameters(value).version), value)
+        for offset, value in self.state.journal(0):
+            log.add(Record(TOPICS.journal, ONLY_PARTITION, offset, self.time, None, value))
 
     # ── a transaction ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_batch(self, records: Sequence[Record], emits: Emits, journal: Sequence[tuple[bytes | None, bytes]]) -> None:
-        """Add the records of a batch, the keys and values of the journal, and what else came of them."""
-        start = self.journal_end
-        self.journal_end += len(journal)
-        self._state.append_journal([(start + index, value) for index, (_, value) in enumerate(journal)])
-        self._state.change_sessions(emits.changelog)
-        if self._log is None:
-            return
-        for record in records:
-            self._log.add(record)
-        for index, (key, value) in enumerate(journal):
-            self._record(self._topics.journal, start + index, key, value)
-        for key, value in emits.decisions:
-            self._record(self._topics.decisions, self.next_offset(self._topics.decisions), key, value)
-        for letter in emits.dead_letters:
-            offset = self.next_offset(self._topics.dead_letters)
-            self._record(self._topics.dead_letters, offset, letter.key, letter.value, tuple(letter.headers))
+    def add_batch(self, records: Sequence[Record], emits: Emits) -> None:
+        """Add the records of a batch, and what came of them."""
+        if self._log is not None:
+            for record in records:
+                self._log.add(record)
+        self.add_journal(emits.journal)
+        self.add_emits(emits)
 
     def add_lesson(self, lesson: Lesson, known: Sequence[Parameters]) -> list[tuple[int, str]]:
         """Add what was learned, given the versions that are known; return the orders that are refused, by offset."""
         for episode, value in lesson.episodes:
-            if episode.window_end > self.position.closed:
-                self.position.closed = episode.window_end
-                offset = self.next_offset(self._topics.episodes)
-                self._record(self._topics.episodes, offset, b"%d" % episode.version, value)
+            if episode.window_end > self.closed:
+                self.closed = episode.window_end
+                self.add_episode(episode, value)
         for parameters, _, value in lesson.versions:
             known = [*known, parameters]
-            self._state.put_parameters(parameters, value, kept=KEPT)
-            self._state.keep_history(known)
-            self._add_version(parameters.version, value)
-        return [
-            (offset, f"version {tag.version} is not kept") for offset, tag in lesson.tags if not self._state.tag(tag)
-        ]
-
-    def _add_version(self, version: int, value: bytes) -> None:
-        topic = self._topics.parameters
-        self._record(topic, self.next_offset(topic), version_key(version), value)
-
-    def _record(
-        self,
-        topic: str,
-        offset: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[tuple[str, bytes], ...] = (),
-    ) -> None:
-        if self._log is not None:
-            self._log.add(Record(topic, ONLY_PARTITION, offset, self.position.time, key, value), headers)
+            self.add_version(parameters, value, known)
+        return [(offset, reason) for offset, _, reason in self.add_tags(lesson.tags)]
 
     def prepare(self) -> None:
         """Add the position and the lines of the log, as the last part of the transaction."""
-        self._state.set_meta(_POSITION, msgspec.json.encode(self.position))
+        offsets = {topic: offset for (topic, _), offset in self.offsets.items()}
+        position = StorePosition(time=self.time, progress=self.progress, closed=self.closed, offsets=offsets)
+        self.state.set_meta(_POSITION, msgspec.json.encode(position))
         if self._log is not None:
             self._log.keep()
 
@@ -172,7 +131,7 @@ class ServeStore:
 
         With `synchronise`, the log is on disk then, and so is the folder, also if it is not `durable`.
         """
-        self._state.commit(checkpoint=synchronise and not self._state.durable)
+        self.state.commit(checkpoint=synchronise and not self.state.durable)
         if self._log is not None:
             self._log.write(synchronise=synchronise)
 

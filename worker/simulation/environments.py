@@ -1,36 +1,31 @@
-"""Simulated worlds: a true click model, the revenue of each arm, and users who follow the model.
+"""The environments of the simulations.
 
 An environment is a function that draws a world from a generator, for `dim` context features and `arms` arms. Its
 further parameters are options of that environment alone. Whoever adds an environment adds a function here, and an
 option of `adcascade simulate` for each new parameter.
 
-Randomness comes in independent streams of one seed. The environment, the contexts and the users' moods are therefore
-the same for every policy compared on that seed, for any randomness of the policy itself. The numbers of a world that
-builds on another are drawn after the other's, so that the common part is the same for a seed.
+The numbers of a world that builds on another are drawn after the other's, so that the common part is the same for a
+seed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from inspect import signature
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.arrays import NO_ARM, Floats, Ints, check_rewards, sigmoid
+from worker.bandit.arrays import Floats, check_rewards, sigmoid
 from worker.bandit.click_model import Truth
 from worker.bandit.personal import PersonalModel
 from worker.errors import FailedError, InputError
-from worker.stream.contexts import Standardisation
+from worker.simulation.world import Environment
 from worker.stream.features import Features
-from worker.stream.settings import Arm
-
-Bools = NDArray[np.bool_]
 
 #: Environments in which every user prefers the same arms.
 WITHOUT_TASTES = ("opposite", "uniform", "rare")
@@ -43,116 +38,11 @@ CHANGES = ("tastes", "ads", "nothing")
 PRICES = ("equal", "unequal")
 CROSSES = ("all", "none")
 
+PIXELS, CLASSES = 64, 10  # digits: its context features and its arms
 OWN, OTHER = 0.9, 0.05  # digits: click probability on the ad of the own class, and on any other
 EXPLAINED = 0.9  # share of the variance of tastes that features of arms explain, where there are features
 CHANGING = 0.3  # drift: share of the ads that change
 SKEWED = 2  # skewed: numbers that are seen as exp(2z)
-
-
-class Chance(NamedTuple):
-    """The random streams of one seed."""
-
-    environment: np.random.Generator
-    contexts: np.random.Generator
-    clicks: np.random.Generator
-    policy: np.random.Generator
-    journal: np.random.Generator
-
-    @classmethod
-    def of(cls, seed: int) -> Chance:
-        """Return the streams of `seed`, from their beginning."""
-        return cls(*map(np.random.default_rng, np.random.SeedSequence(seed).spawn(len(cls._fields))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Environment:
-    """A true click model, the revenue e_k of each arm, (K,), and how users come and go.
-
-    stay : (K,), of the users who do not click a display of each arm, the share that goes on
-    features : (K, M), features of each arm that explain most of its tastes; None if there are none
-    population : (rows, d), the contexts that there are; None for standard normal ones
-    levels : the last columns of a context that are a category of as many values, each as likely
-    skewed : the first columns of a context that are exp(2z), z standard normal
-    declared : the features of contexts that the learner knows of; None for a plain vector
-    later : the world in the second half of a run; None if it does not change
-    """
-
-    truth: Truth
-    rewards: Floats
-    stay: Floats
-    features: Floats | None = None
-    population: Floats | None = None
-    levels: int = 0
-    skewed: int = 0
-    declared: Features | None = None
-    later: Environment | None = None
-
-    def contexts(self, generator: np.random.Generator, users: int) -> Floats:
-        """Draw the contexts of `users` sessions: (n, d)."""
-        if self.population is not None:
-            return np.asarray(self.population[generator.integers(len(self.population), size=users)])
-        numbers = generator.standard_normal((users, self.truth.dim - self.levels))
-        numbers[:, : self.skewed] = np.exp(2 * numbers[:, : self.skewed])
-        if not self.levels:
-            return numbers
-        return np.hstack([numbers, np.eye(self.levels)[generator.integers(self.levels, size=users)]])
-
-    def staying(self, slates: Ints) -> Floats:
-        """Return the share that goes on after each display of slates, 1 without a known arm: (n, H) → (n, H)."""
-        return np.asarray(np.append(self.stay, 1.0)[np.minimum(slates, len(self.stay))])
-
-    def answers(self, contexts: Floats, slates: Ints, uniforms: Floats) -> tuple[Ints, Ints]:
-        """Return `first_clicks` of users with moods `uniforms` (n, H) in [0, 1) on slates (n, H).
-
-        A mood below f is a click, below f + (1 − f) s a pass; otherwise the user leaves without an answer.
-        """
-        chances = sigmoid(self.truth.log_odds_of(contexts, slates))
-        answering = uniforms < chances + (1 - chances) * self.staying(slates)
-        stays = np.logical_and.accumulate((slates != NO_ARM) & answering, axis=1)
-        return first_clicks(uniforms < chances, stays)
-
-    def first_arms(self, count: int) -> Environment:
-        """Return the same world while only the first arms may be shown; the truth still has the others."""
-        features = None if self.features is None else self.features[:count]
-        return replace(self, rewards=self.rewards[:count], stay=self.stay[:count], features=features)
-
-    def known_of_arms(self, first: int) -> Floats | None:
-        """Return what is known of each arm beforehand, (K, M+1): its features and its revenue; None without features.
-
-        As where the revenue is declared as a feature, it is its logarithm on the scale of the `first` arms.
-        """
-        if self.features is None:
-            return None
-        revenue = np.log(self.rewards)[:, None]
-        scale = Standardisation.estimate(revenue[:first], straighten=False)
-        return np.column_stack([self.features, scale.apply(revenue)])
-
-    def catalogue(self) -> list[Arm]:
-        """Return the arms under the names of all simulations, such as ad-01."""
-        digits = len(str(len(self.rewards)))
-        return [Arm(arm=f"ad-{k:0{digits}}", reward=reward) for k, reward in enumerate(self.rewards.tolist(), start=1)]
-
-
-def first_clicks(clicks: Bools, shown: Bools) -> tuple[Ints, Ints]:
-    """Return the position of the first click of each session, from 0, or −1, and the number of positions answered.
-
-    A session ends with its first click. `clicks` and `shown` are (n, H): whether the user would click a position, and
-    whether it is shown and answered; no position is after one that is not.
-
-    >>> first_clicks(np.array([[False, True, True]]), np.array([[True, True, True]]))
-    (array([1]), array([2]))
-    """
-    clicks = clicks & shown
-    any_click, first = clicks.any(axis=1), clicks.argmax(axis=1)
-    return np.where(any_click, first, -1), np.where(any_click, first + 1, shown.sum(axis=1))
-
-
-def true_heads(truth: Truth) -> Floats:
-    """Return the coefficients of [1; x] in the true log-odds of each arm, which are linear in x: (K, d+1)."""
-    corners = np.vstack([np.zeros(truth.dim), np.eye(truth.dim)])
-    log_odds = truth.log_odds(corners).T
-    log_odds[:, 1:] -= log_odds[:, :1]
-    return log_odds
 
 
 # ── the environments ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,14 +92,25 @@ def digits(generator: np.random.Generator, *, dim: int, arms: int) -> Environmen
     Each of the ten classes is an ad, all of the same revenue. A user has an image as context, and clicks the ad of its
     class with probability 0.9 and any other with 0.05. 64 pixels say which class it is, and no pixel says it alone.
     """
-    truth = load_digits()
-    return Environment(truth=truth, rewards=np.ones(arms), stay=np.ones(arms), population=truth.images)
+    images, class_of = load_digits()
+    own, other = (math.log(chance / (1 - chance)) for chance in (OWN, OTHER))
+    shares = class_of(images).mean(axis=0)
+    chances = OTHER + shares * (OWN - OTHER)
+    return Environment(
+        truth=_personal(np.zeros(arms), np.zeros(arms), np.where(np.eye(arms, dtype=np.bool_), own, other)),
+        dim=dim,
+        rewards=np.ones(arms),
+        stay=np.ones(arms),
+        columns=class_of,
+        average=np.log(chances / (1 - chances)),
+        population=images,
+    )
 
 
 def categories(
     generator: np.random.Generator, *, dim: int, arms: int, levels: int = 50, noise: bool = False
 ) -> Environment:
-    """Draw a world as `tastes` with a declared category of as many `levels`, beside `dim` numbers, which may be 0.
+    """Draw a world as `tastes` with `dim` numbers, which may be 0, and a declared category with `levels` values.
 
     The category explains as much of the log-odds as all numbers, with `noise` nothing.
 
@@ -264,6 +165,7 @@ def newcomers(
 def drift(generator: np.random.Generator, *, dim: int, arms: int, change: str = "tastes") -> Environment:
     """Draw a world as `tastes` in which at half time all tastes change, or three tenths of the ads, or nothing.
 
+    >>> from worker.simulation.world import true_heads
     >>> world = drift(np.random.default_rng(0), dim=1, arms=10, change="ads")
     >>> int((true_heads(world.truth) != true_heads(world.later.truth)).all(axis=1).sum())
     3
@@ -287,15 +189,15 @@ def interactions(
     With `crosses` all, the learner's declaration has all of them.
 
     >>> world = interactions(np.random.default_rng(0), dim=2, arms=1, interaction=3.0)
-    >>> corners = world.truth.log_odds(np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]))[:, 0]
+    >>> corners = world.log_odds(np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]))[:, 0]
     >>> round(float(corners @ [1, -1, -1, 1] / 4), 3)  # of x1·x2, without what x1 and x2 do alone
     3.912
     """
     world, pairs = tastes(generator, dim=dim, arms=arms), dim * (dim - 1) // 2
     own = np.hstack([_tastes_of(world.truth), interaction * _effects(generator, pairs, arms)])
     effects = np.concatenate([world.truth.effects, np.zeros(pairs)])
-    truth = IndirectTruth(inner=_personal(world.truth.biases, effects, own), columns=with_products, dim=dim)
-    return replace(world, truth=truth, declared=_declared(dim, crosses=crosses))
+    truth = _personal(world.truth.biases, effects, own)
+    return replace(world, truth=truth, columns=with_products, declared=_declared(dim, crosses=crosses))
 
 
 def skewed(generator: np.random.Generator, *, dim: int, arms: int) -> Environment:
@@ -306,8 +208,7 @@ def skewed(generator: np.random.Generator, *, dim: int, arms: int) -> Environmen
            [1.2, 0.3, 0.4]])
     """
     world = tastes(generator, dim=dim, arms=arms)
-    truth = IndirectTruth(inner=world.truth, columns=with_logarithms, dim=dim)
-    return replace(world, truth=truth, skewed=SKEWED, declared=_declared(dim))
+    return replace(world, columns=with_logarithms, skewed=SKEWED, declared=_declared(dim))
 
 
 ENVIRONMENTS: Final[dict[str, Callable[..., Environment]]] = {
@@ -344,16 +245,16 @@ def check_world(name: str, *, dim: int, arms: int, stay: float = 1.0, **options:
         raise InputError(f"an environment needs at least one arm and one feature, not {arms} and {dim}")
     if not 0 < stay <= 1:
         raise InputError(f"stay must be above 0 and at most 1, not {stay:g}")
-    if name == "digits" and (dim, arms) != (DigitsTruth.PIXELS, DigitsTruth.CLASSES):
-        size = f"{DigitsTruth.PIXELS} context features and {DigitsTruth.CLASSES} arms"
+    if name == "digits" and (dim, arms) != (PIXELS, CLASSES):
+        size = f"{PIXELS} context features and {CLASSES} arms"
         raise InputError(f"the environment digits has {size}, not {dim} and {arms}")
     least = {"interactions": 2, "skewed": SKEWED}.get(name, 0)
     if dim < least:
         raise InputError(f"the environment {name} needs at least {least} context features, not {dim}")
-    takes = {other: signature(draw).parameters for other, draw in ENVIRONMENTS.items()}
+    parameters = {other: signature(draw).parameters for other, draw in ENVIRONMENTS.items()}
     for option, value in options.items():
-        if value is not None and option not in takes[name]:
-            others = " or ".join(other for other in takes if option in takes[other])
+        if value is not None and option not in parameters[name]:
+            others = " or ".join(other for other in parameters if option in parameters[other])
             raise InputError(f"the environment {name} has no {option}; use {others}")
 
 
@@ -383,7 +284,7 @@ def _declared(numbers: int, category: dict[str, Any] | None = None, crosses: str
 def _additive(effects: Floats, biases: Floats, rewards: Floats) -> Environment:
     """Return a world whose contexts have the same effects on all arms."""
     truth = AdditiveModel.certain(effects, biases)
-    return Environment(truth=truth, rewards=check_rewards(rewards), stay=np.ones(len(rewards)))
+    return Environment(truth=truth, dim=len(effects), rewards=check_rewards(rewards), stay=np.ones(len(rewards)))
 
 
 def _explained(world: Environment, generator: np.random.Generator, features: int) -> Environment:
@@ -399,7 +300,7 @@ def _explained(world: Environment, generator: np.random.Generator, features: int
     return replace(world, truth=replace(truth, own=own), features=described)
 
 
-# ── truths that are not linear in contexts ───────────────────────────────────────────────────────────────────────────
+# ── columns that truths are linear in, if not in contexts ─────────────────────────────────────────────────────────────
 
 
 def with_products(contexts: Floats) -> Floats:
@@ -417,108 +318,12 @@ def with_logarithms(contexts: Floats) -> Floats:
     return np.hstack([np.log(contexts[:, :SKEWED]) / 2, contexts[:, SKEWED:]])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndirectTruth:
-    """A truth that is linear in `columns` of the contexts, which have `dim` numbers."""
-
-    inner: Truth
-    columns: Callable[[Floats], Floats]
-    dim: int
-
-    @property
-    def arms(self) -> int:
-        """The number K of arms."""
-        return self.inner.arms
-
-    @property
-    def biases(self) -> Floats:
-        """The log-odds of each arm where all columns are 0, (K,)."""
-        return self.inner.biases
-
-    @property
-    def effects(self) -> Floats:
-        """The shared effects of the columns that are numbers of the context, (d,)."""
-        return self.inner.effects[: self.dim]
-
-    @property
-    def position_effects(self) -> Floats:
-        """All positions are alike, (1,)."""
-        return np.zeros(1)
-
-    def log_odds(self, contexts: Floats) -> Floats:
-        """Return the log-odds of a click: (n, d) → (n, K)."""
-        return self.inner.log_odds(self.columns(contexts))
-
-    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
-        return self.inner.log_odds_of(self.columns(contexts), arms)
-
-
-# ── digits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DigitsTruth:
-    """The true click model: images (rows, 64), standardised, and the class of each, (rows,).
+@cache
+def load_digits() -> tuple[Floats, Callable[[Floats], Floats]]:
+    """Return scikit-learn's images, (rows, 64), standardised, and the function to their classes, 1 in one of (n, 10).
 
     A context is one of the images, to the bit.
     """
-
-    PIXELS: ClassVar[int] = 64
-    CLASSES: ClassVar[int] = 10
-
-    images: Floats
-    classes: Ints
-    rows: dict[bytes, int]
-
-    @property
-    def dim(self) -> int:
-        """The number of pixels."""
-        return self.PIXELS
-
-    @property
-    def arms(self) -> int:
-        """The number of classes."""
-        return self.CLASSES
-
-    @property
-    def biases(self) -> Floats:
-        """The log-odds of the mean click probability of each arm, (K,)."""
-        shares = np.bincount(self.classes, minlength=self.CLASSES) / len(self.classes)
-        chances = OTHER + shares * (OWN - OTHER)
-        return np.asarray(np.log(chances / (1 - chances)))
-
-    @property
-    def effects(self) -> Floats:
-        """Zeros, (d,): no pixel makes users click more on all arms."""
-        return np.zeros(self.PIXELS)
-
-    @property
-    def position_effects(self) -> Floats:
-        """All positions are alike, (1,)."""
-        return np.zeros(1)
-
-    def log_odds(self, contexts: Floats) -> Floats:
-        """Return the log-odds of a click: (n, d) → (n, K)."""
-        own = self.classes_of(contexts)[:, None] == np.arange(self.CLASSES)
-        return np.asarray(np.where(own, math.log(OWN / (1 - OWN)), math.log(OTHER / (1 - OTHER))))
-
-    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
-        odds = np.column_stack([self.log_odds(contexts), np.full(len(contexts), -np.inf)])
-        return np.asarray(np.take_along_axis(odds, np.where(arms == NO_ARM, self.CLASSES, arms), axis=1))
-
-    def classes_of(self, contexts: Floats) -> Ints:
-        """Return the class of each image, (n, d) → (n,)."""
-        rows = [self.rows.get(np.ascontiguousarray(context).tobytes(), -1) for context in contexts]
-        if -1 in rows:
-            raise InputError("a context of the environment digits must be one of its images")
-        return np.asarray(self.classes[rows])
-
-
-@cache
-def load_digits() -> DigitsTruth:
-    """Return the truth of the images of scikit-learn, which come with the package."""
     try:
         from sklearn import datasets
     except ImportError:
@@ -528,5 +333,12 @@ def load_digits() -> DigitsTruth:
     deviations = images.std(axis=0)
     # A pixel that is the same in all images stays 0. Adding 0 turns −0.0 into 0.0.
     images = (images - images.mean(axis=0)) / np.where(deviations > 0, deviations, 1.0) + 0.0
-    rows = {image.tobytes(): row for row, image in enumerate(images)}
-    return DigitsTruth(images=images, classes=np.asarray(classes, dtype=np.intp), rows=rows)
+    class_of = {image.tobytes(): number for image, number in zip(images, classes.tolist(), strict=True)}
+
+    def with_classes(contexts: Floats) -> Floats:
+        numbers = [class_of.get(np.ascontiguousarray(context).tobytes(), -1) for context in contexts]
+        if -1 in numbers:
+            raise InputError("a context of the environment digits must be one of its images")
+        return np.eye(CLASSES)[numbers]
+
+    return images, with_classes

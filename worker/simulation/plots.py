@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.planning import optimal_values
 from worker.errors import FailedError, InputError
-from worker.simulation.environments import WITHOUT_TASTES, Chance, make_environment
-from worker.simulation.experiment import ExperimentSettings, Run
+from worker.simulation.environments import WITHOUT_TASTES, make_environment
+from worker.simulation.experiment.settings import ExperimentSettings, Run
+from worker.simulation.world import Chance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.simulation.environments import Bools, Environment, first_clicks
+from worker.simulation.world import Bools, Environment, first_clicks
 from worker.stream.decoding import LARGEST_NUMBER, Limits
 from worker.stream.encoding import encode_arrival, encode_feedback
 from worker.stream.events import DEAD_LETTER_REASONS, Arrival, Decision, Feedback, Reason
@@ -44,7 +44,7 @@ class Habits:
     look, patience : shortest and longest time that a user looks at a display; longest stay
     silent, leaving : users who never answer; users who leave at a display
     prefetching : clients that go through the slate of their first decision; the others wait for every decision
-    transit : shortest and longest time that a record takes
+    transit : shortest and longest delivery time of a record
     disordered, held_up : records that are delayed, for at most `held_up`, so that later ones overtake them
     duplicated : records that arrive twice
     poison : unusable records, as a share of the users
@@ -173,7 +173,7 @@ class Users:
         return Cohort(
             arrived_at=arrived.tolist(),
             contexts=contexts,
-            odds=np.column_stack([self.world.truth.log_odds(contexts), np.full(count, -np.inf)]),
+            odds=np.column_stack([self.world.log_odds(contexts), np.full(count, -np.inf)]),
             needs=needs,
             dues=dues.tolist(),
             stays=np.logical_and.accumulate(stays, axis=1),
@@ -192,7 +192,7 @@ class Users:
         return np.where(disordered, np.maximum(usual, held_up), usual)
 
     def _generator(self, period: int, purpose: int) -> np.random.Generator:
-        # Apart from the streams of `worker.simulation.environments.Chance`, whose keys have one number.
+        # Apart from the streams of `worker.simulation.world.Chance`, whose keys have one number.
         return np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(4, period, purpose)))
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,9 +254,9 @@ class Users:
             position = decision.position + step
             if position > self.horizon or not cohort.stays[index, position - 1]:
                 break
-            known = self._index.get(arm, -1)
-            clicked = bool(cohort.needs[index, position - 1] < cohort.odds[index, known])
-            if not clicked and cohort.tempers[index, position - 1] >= self._stay[known]:
+            arm_index = self._index.get(arm, -1)
+            clicked = bool(cohort.needs[index, position - 1] < cohort.odds[index, arm_index])
+            if not clicked and cohort.tempers[index, position - 1] >= self._stay[arm_index]:
                 break
             occurred_at = max(cohort.dues[index][position - 1], now)
             feedback = Feedback(
@@ -271,7 +271,7 @@ class Users:
             records.extend(_twice(record, cohort.transits[index][position], cohort.copies[index][position]))
             cohort.answered[index] = position
             if clicked:
-                cohort.clicked[index] = known
+                cohort.clicked[index] = arm_index
                 break
         return records
 

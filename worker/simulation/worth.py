@@ -16,7 +16,7 @@ from worker.bandit.answers import Cascade
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import values_of_slates
-from worker.simulation.environments import Environment
+from worker.simulation.world import Environment
 
 T = TypeVar("T")
 
@@ -119,12 +119,12 @@ class Valuer:
 
     def values(self, contexts: Floats, slates: Ints) -> Floats:
         """Return the expected revenue of slates: (n, d), (n, H) → (n,)."""
-        chances = sigmoid(self._world.truth.log_odds_of(contexts, slates))
+        chances = sigmoid(self._world.log_odds_of(contexts, slates))
         return values_of_slates(chances, self.rewards[slates], self._world.staying(slates))[:, 0]
 
     def best_slates(self, contexts: Floats) -> Ints:
         """Return the best slates: (n, d) → (n, H)."""
-        chances = sigmoid(self._world.truth.log_odds(contexts)[:, : self._known])
+        chances = sigmoid(self._world.log_odds(contexts)[:, : self._known])
         best = best_repeated if self._repeats else best_distinct
         return best(chances, self._world.rewards, self._world.stay, self._horizon)
 

@@ -15,6 +15,7 @@ from worker.metrics import Snapshot, Window
 from worker.metrics.history import exploration_share
 from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
+from worker.stream.episodes import answering
 from worker.stream.parameters import Parameters
 from worker.stream.strengths import strengths
 from worker.stream.topology import Tally
@@ -61,7 +62,7 @@ def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str
 
 def least_answered(snapshot: Snapshot) -> dict[str, Any] | None:
     """Return the ads that are answered least, and how many have collapsed; None where rates are not learned."""
-    known = snapshot.answering
+    known = None if snapshot.parameters is None else answering(snapshot.parameters)
     if known is None:
         return None
     ads = [{"arm": one.arm, "rate": _short(one.rate), "displays": one.displays} for one in known.lowest]

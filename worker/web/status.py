@@ -7,7 +7,7 @@ half a second. The page loads nothing from elsewhere, and its headers forbid tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from threading import Lock
 from time import monotonic
 from typing import Any, Final
@@ -18,14 +18,12 @@ from worker import __version__
 from worker.http.pages import BROWSER_HEADERS, Page, Route, page_of_file
 from worker.metrics import Metrics, Snapshot
 from worker.metrics.exposition import open_sessions
-from worker.stream.parameters import Parameters
 from worker.web.figures import columns, lately, least_answered, positions, recent, recent_users, top_arms, version
 
 FRESH: Final = 0.5  # seconds for which an answer is reused
 RECENT_WINDOWS: Final = 10
 MOST_USERS: Final = 64  # recent contexts that the figures of the arms are averaged over
 MOST_LAG: Final = 10_000  # records of one topic that may be unread
-ARMS_FRESH: Final = 60.0  # seconds for which these figures are reused, unless there is a new version
 
 FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -72,8 +70,6 @@ class StatusDocument:
         self._started = monotonic()
         self._lock = Lock()
         self._answer, self._answered = b"", -math.inf
-        self._arms: list[dict[str, Any]] = []
-        self._arms_made: tuple[Parameters | None, int, float] = (None, 0, -math.inf)
 
     def json(self) -> bytes:
         """Return the document; non-finite numbers become null."""
@@ -91,7 +87,7 @@ class StatusDocument:
         return {
             "name": f"adcascade {__version__}",
             "runner": self._runner,
-            "simulated": snapshot.scored_windows > 0,
+            "simulated": snapshot.is_simulated,
             "unready": unready,
             "time": time or None,
             "uptime": round(now - self._started, 3),
@@ -108,7 +104,7 @@ class StatusDocument:
             "windows": columns(snapshot.windows),
             "positions": positions(snapshot),
             "parameters": version(snapshot, time),
-            "arms": self._top_arms(snapshot.parameters, users, now),
+            "arms": [] if snapshot.parameters is None else top_arms(snapshot.parameters, users),
             "answered": least_answered(snapshot),
             "features": recent_users(snapshot.parameters, users),
             "users": len(users),
@@ -125,14 +121,6 @@ class StatusDocument:
                 "late_feedback": tally.late + tally.outside,
             },
         }
-
-    def _top_arms(self, parameters: Parameters | None, users: Sequence[bytes], now: float) -> list[dict[str, Any]]:
-        """Return the top arms; compute them again for a new version, for more users, and once a minute."""
-        version, known, made = self._arms_made
-        if parameters is not version or len(users) > known or now - made > ARMS_FRESH:
-            self._arms = [] if parameters is None else top_arms(parameters, users)
-            self._arms_made = (parameters, len(users), now)
-        return self._arms
 
 
 # ── problems ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,8 +60,7 @@ def read_arms(
         suffix = Path(path).suffix.lower()
         as_text = suffix in (".csv", ".tsv")
         rows = list(_csv(text) if as_text else _rows(tomllib.loads(text) if suffix == ".toml" else orjson.loads(text)))
-        for where, row in rows:
-            _check_row(row, where, declared)
+        _check_rows(rows, declared)
         others = [(where, _other_fields(row)) for where, row in rows]
         features = _features(others, declared, as_text=as_text)
         arms = tuple(_arm(row, where, given) for (where, row), given in zip(rows, features, strict=True))
@@ -118,12 +116,6 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def _check_names(names: Iterable[str], where: str) -> None:
     """Raise `InputError` if a field is missing, or seems to be there under another name."""
-    if missing := _missing(tuple(names)):
-        raise InputError(f"{where} has no {missing}")
-
-
-@lru_cache(maxsize=64)  # the entries of a file have the same fields
-def _missing(names: tuple[str, ...]) -> str | None:
     others = [name for name in names if name not in FIELDS]
     for field, aliases in FIELDS.items():
         if field in names:
@@ -132,15 +124,18 @@ def _missing(names: tuple[str, ...]) -> str | None:
         alike = alike or get_close_matches(field, others, n=1, cutoff=0.7)
         if alike or field != "active":
             guess = f"; if {alike[0]!r} is meant, rename it to {field}" if alike else ""
-            return f"{field}{guess}"
-    return None
+            raise InputError(f"{where} has no {field}{guess}")
 
 
-def _check_row(row: Any, where: str, declared: Sequence[Feature] | None) -> None:
-    if not isinstance(row, Mapping):
-        raise InputError(f"{where} must have arm and reward")
+def _check_rows(rows: Iterable[Placed], declared: Sequence[Feature] | None) -> None:
     known = {feature.name for feature in declared or ()} - set(FIELDS)  # the revenue may be declared as a feature
-    _check_names([name for name in row if name not in known], where)
+    checked: set[tuple[str, ...]] = set()  # most entries have the same fields
+    for where, row in rows:
+        if not isinstance(row, Mapping):
+            raise InputError(f"{where} must have arm and reward")
+        if (names := tuple(name for name in row if name not in known)) not in checked:
+            _check_names(names, where)
+            checked.add(names)
 
 
 def _arm(row: Mapping[str, Any], where: str, features: Mapping[str, Value]) -> Arm:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from worker.cli.options.parser import Option, count, grouped
-from worker.cli.options.times import time_option
+from worker.cli.options.parser import Option, count, filled, grouped, port
+from worker.cli.options.times import seconds_option
 from worker.http.settings import ApiKeys, HttpSettings, read_keys
 
 _DEFAULT = HttpSettings()
 
-
-def _seconds(name: str, text: str) -> Option:
-    return time_option(name, text, round(1000 * getattr(_DEFAULT, name.replace("-", "_"))), least=1)
-
-
 HTTP = grouped(
     "HTTP",
     Option("host", "address to listen on", default=_DEFAULT.host),
-    count("port", "port to listen on; 0: a free one", _DEFAULT.port, least=0, most=65535),
-    _seconds("deadline", "longest time to an answer; then fallback ads are answered"),
+    port("port", "port to listen on; 0: a free one", _DEFAULT.port),
+    seconds_option("deadline", "longest time to an answer; then fallback ads are answered", _DEFAULT.deadline, least=1),
     Option(
         "api-keys",
         "file with a name and a key on each line; requests need one of the keys (default: none)",
@@ -43,22 +38,14 @@ HTTP = grouped(
         "most connections; one more closes the one without an answer for longest",
         _DEFAULT.max_connections,
     ),
-    _seconds("request-timeout", "longest time for a request to come in"),
-    _seconds("idle-timeout", "time after which a connection without requests is closed"),
+    seconds_option("request-timeout", "longest time for a request to come in", _DEFAULT.request_timeout, least=1),
+    seconds_option(
+        "idle-timeout", "time after which a connection without requests is closed", _DEFAULT.idle_timeout, least=1
+    ),
 )
 
 
 def http_settings(options: argparse.Namespace) -> HttpSettings:
     """Return the settings of the options; read the keys."""
-    return HttpSettings(
-        host=options.host,
-        port=options.port,
-        deadline=options.deadline / 1000,
-        keys=None if options.api_keys is None else ApiKeys(read_keys(options.api_keys)),
-        max_sessions_per_key=options.max_sessions_per_key,
-        allowed_hosts=options.allow_host,
-        max_connections=options.max_connections,
-        max_body_bytes=options.max_body_bytes,
-        request_timeout=options.request_timeout / 1000,
-        idle_timeout=options.idle_timeout / 1000,
-    )
+    keys = None if options.api_keys is None else ApiKeys(read_keys(options.api_keys))
+    return filled(HttpSettings, options, keys=keys, allowed_hosts=options.allow_host)

@@ -6,7 +6,6 @@ Every field of `LearningSettings` is an option, and has its default there.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
@@ -15,35 +14,13 @@ from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES
-from worker.cli.options.parser import Option, count, grouped, number
+from worker.cli.options.parser import Option, count, filled, grouped, number
 from worker.cli.options.times import time_option
 from worker.errors import InputError
 from worker.simulation.environments import LASTING
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
 from worker.stream.features import Feature, Features
 from worker.stream.settings import ANSWERS, UNANSWERED, LearningSettings
-
-
-def number_or(word: str, **bounds: float) -> Callable[[str], float | str]:
-    """Return a reader of a number within bounds, or of a word.
-
-    >>> number_or("auto", above=0, most=1)("0.5"), number_or("auto")("auto")
-    (0.5, 'auto')
-    """
-
-    def read(text: str) -> float | str:
-        if text == word:
-            return text
-        try:
-            return float(number(**bounds)(text))
-        except ValueError as error:
-            raise ValueError(f"{error} (or {word})") from None
-
-    return read
-
-
-beta = number_or("theory", least=0)
-
 
 _DEFAULTS = {f.name: f.default for f in fields(LearningSettings) if f.default is not MISSING}
 _LIMITS = Limits()
@@ -61,7 +38,7 @@ _LEARNING = grouped(
     Option("policy", "policy that chooses the slates", choices=POLICIES),
     Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     Option("bonus", "exploration bonus added to Q", choices=BONUSES),
-    Option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
+    Option("beta", "strength of exploration, in standard deviations, or theory", parse=number("theory", least=0)),
     Option(
         "spread",
         "difference between sessions in their optimism, 0 to 1, so that new ads share out the displays",
@@ -76,7 +53,7 @@ _LEARNING = grouped(
     Option(
         "forgetting",
         "share of older displays that each fold keeps; auto: as much as the window itself confirms; 1: all",
-        parse=number_or(AUTO, above=0, most=1),
+        parse=number(AUTO, above=0, most=1),
     ),
     count("warmup", "number of initial folds with random slates", least=0),
     count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
@@ -179,19 +156,6 @@ def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
     return declared.ads or None if declared is not None else None
 
 
-def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
-    """Return the settings of the options, for contexts of `dim` numbers."""
-    return LearningSettings(
-        dim=dim, **{f.name: getattr(options, f.name) for f in fields(LearningSettings) if f.name != "dim"}
-    )
-
-
 def limits(options: argparse.Namespace) -> Limits:
     """Return the limits of the options."""
-    return Limits(
-        max_record_bytes=options.max_record_bytes,
-        max_norm=options.max_norm,
-        max_exclude=options.max_exclude,
-        max_ahead_ms=options.max_ahead,
-        max_behind_ms=options.max_behind,
-    )
+    return filled(Limits, options, max_ahead_ms=options.max_ahead, max_behind_ms=options.max_behind)

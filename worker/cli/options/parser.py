@@ -9,19 +9,23 @@ and that over the default. Unknown flags, variables, tables and names are errors
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
+import operator
 import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from configparser import ConfigParser
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, own_variables
 from worker.console import read_file
 from worker.errors import InputError
 
 Parser = Callable[[str], Any]
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +94,15 @@ def grouped(title: str, *options: Option) -> tuple[Option, ...]:
 class CommandSpec:
     """A command: its options, its function, and examples of its use.
 
-    `run` receives one attribute per option and returns the exit code. A command with `actions` (``parameters show``)
-    has no `run`.
+    `run` receives one attribute per option and returns the exit code, if it is not 0. A command with `actions`
+    (``parameters show``) has no `run`.
     """
 
     name: str
     summary: str
     examples: Sequence[str] = ()
     options: Sequence[Option] = ()
-    run: Callable[[argparse.Namespace], int] | None = None
+    run: Callable[[argparse.Namespace], int | None] | None = None
     actions: Sequence[CommandSpec] = ()
 
 
@@ -110,9 +114,9 @@ def count(name: str, help: str, default: int | None = None, *, least: int = 1, m
     return Option(name, help, parse=integer(least=least, most=most), default=default, metavar="N")
 
 
-def port(name: str, help: str) -> Option:
+def port(name: str, help: str, default: int = 0) -> Option:
     """Return an option for a port; any free one by default."""
-    return count(name, help, 0, least=0, most=65535)
+    return count(name, help, default, least=0, most=65535)
 
 
 def integer(*, least: int | None = None, most: int | None = None) -> Parser:
@@ -124,23 +128,36 @@ def integer(*, least: int | None = None, most: int | None = None) -> Parser:
     return bounded(int, "a whole number", least=least, most=most)
 
 
-def number(*, least: float | None = None, most: float | None = None, above: float | None = None) -> Parser:
-    """Return a parser of finite numbers within bounds; `above` excludes the bound itself.
+def number(word: str | None = None, /, **bounds: float) -> Parser:
+    """Return a parser of finite numbers within bounds (`least`, `most`, or exclusive: `above`, `below`), or of a word.
 
-    >>> number(above=0)("0.5")
-    0.5
+    >>> number(above=0)("0.5"), number("auto", most=1)("auto")
+    (0.5, 'auto')
     """
-    return bounded(float, "a number", least=least, most=most, above=above)
+    parse = bounded(float, "a number", **bounds)
+    if word is None:
+        return parse
+
+    def parse_or_word(text: str) -> Any:
+        try:
+            return text if text == word else parse(text)
+        except ValueError as error:
+            raise ValueError(f"{error} (or {word})") from None
+
+    return parse_or_word
+
+
+#: Bounds by name: whether a value respects the bound, and the words of the refusal.
+_BOUNDS: Final[Mapping[str, tuple[Callable[[float, float], bool], str]]] = {
+    "least": (operator.ge, "at least"),
+    "most": (operator.le, "at most"),
+    "above": (operator.gt, "above"),
+    "below": (operator.lt, "below"),
+}
 
 
 def bounded(
-    read: Callable[[str], float],
-    noun: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    above: float | None = None,
-    show: Callable[[Any], str] = str,
+    read: Callable[[str], float], noun: str, show: Callable[[Any], str] = str, /, **bounds: float | None
 ) -> Parser:
     """Return a parser that refuses values beyond its bounds; `show` writes a bound as it is typed."""
 
@@ -151,12 +168,10 @@ def bounded(
             raise ValueError(f"must be {noun}, not {text!r}") from None
         if not math.isfinite(value):
             raise ValueError(f"must be finite, not {text}")
-        if least is not None and value < least:
-            raise ValueError(f"must be at least {show(least)}, not {text}")
-        if most is not None and value > most:
-            raise ValueError(f"must be at most {show(most)}, not {text}")
-        if above is not None and value <= above:
-            raise ValueError(f"must be above {show(above)}, not {text}")
+        for name, bound in bounds.items():
+            respects, words = _BOUNDS[name]
+            if bound is not None and not respects(value, bound):
+                raise ValueError(f"must be {words} {show(bound)}, not {text}")
         return value
 
     return parse
@@ -168,12 +183,10 @@ def boolean(text: str) -> bool:
     >>> boolean("yes"), boolean("0")
     (True, False)
     """
-    word = text.strip().lower()
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(f"must be true or false, not {text!r}")
+    try:
+        return ConfigParser.BOOLEAN_STATES[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"must be true or false, not {text!r}") from None
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -305,6 +318,12 @@ def resolve(
         check_variables(variables, known.union(option.variable for _, _, option in _every(load_all())))
     file = _file(parsed, variables, load_all)
     return argparse.Namespace(**{option.attribute: _value(option, parsed, variables, file) for option in options})
+
+
+def filled(kind: Callable[..., Settings], options: argparse.Namespace, **others: Any) -> Settings:
+    """Return settings with the values of the options that have the names of its fields, and with the `others`."""
+    names = inspect.signature(kind).parameters.keys() & vars(options).keys() - others.keys()
+    return kind(**{name: getattr(options, name) for name in names}, **others)
 
 
 def _every(commands: Iterable[CommandSpec]) -> Iterator[tuple[CommandSpec, CommandSpec, Option]]:

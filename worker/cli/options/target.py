@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
 from worker.cli.options.parser import CommandSpec, Option, grouped
-from worker.cli.options.times import time_option
-from worker.console import read_file
+from worker.cli.options.times import seconds_option
+from worker.console import read_input
 from worker.errors import InputError, ParametersError
 from worker.serve.control import StateFolderControl
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
@@ -34,7 +34,7 @@ TARGET = (
         Option("state", "state folder of `adcascade serve` or of `adcascade demo --state`", metavar="DIR"),
         replace(BROKER, default=None, help="bootstrap brokers of running workers, host:port[,…], without --state"),
         PREFIX,
-        time_option("wait", "maximum wait for the answer of the learner", 30_000),
+        seconds_option("wait", "maximum wait for the answer of the learner", 30),
     ),
     *SECURITY,
 )
@@ -43,17 +43,17 @@ TARGET = (
 def control(options: argparse.Namespace) -> LearnerControl:
     """Return the target of the options. A state folder comes first: variables may name a broker for all commands."""
     if options.state is not None:
-        return StateFolderControl(options.state, patience=options.wait / 1000)
+        return StateFolderControl(options.state, patience=options.wait)
     if options.broker is None:
         raise InputError("--state DIR or --broker HOST:PORT is missing: it names the target of this command")
     # Importing the Kafka client takes a while, and a state folder needs none.
     from worker.kafka.control import KafkaControl
 
-    return KafkaControl(connection(options), topic_names(options), timeout=options.wait / 1000)
+    return KafkaControl(connection(options), topic_names(options), timeout=options.wait)
 
 
 def action(
-    command: str, name: str, run: Callable[[argparse.Namespace], int], example: str, *options: Option
+    command: str, name: str, run: Callable[[argparse.Namespace], None], example: str, *options: Option
 ) -> CommandSpec:
     """Return an action of a command that has a target; its summary is the docstring of `run`."""
     example = " ".join(["adcascade", command, name, *([example] if example else []), "--state demo-state"])
@@ -73,15 +73,15 @@ def pick(target: LearnerControl, reference: str | None, noun: str = "tag") -> Pa
     for parameters in history:
         if parameters.version == number:
             return parameters
-    held = target.slots()
-    slot = tag_slot(reference) if number is None else slot_of(held, number)
-    found = target.load(slot) if slot is not None and slot in held else None
+    slots = target.slots()
+    slot = tag_slot(reference) if number is None else slot_of(slots, number)
+    found = target.load(slot) if slot is not None and slot in slots else None
     if found is not None:
         return found
     if number is not None:
-        kept = {kept.version for kept in held.values()} | {parameters.version for parameters in history}
+        kept = {kept.version for kept in slots.values()} | {parameters.version for parameters in history}
         raise not_kept(number, kept - {number})
-    names = ", ".join(tags(held))
+    names = ", ".join(tags(slots))
     raise InputError(
         f"there is no {noun} {reference!r}; " + (f"the tags are {names}" if names else "there are no tags")
     )
@@ -97,15 +97,11 @@ def pick_or_read(target: LearnerControl, reference: str) -> Parameters:
 
 def read_version(path: str, where: str = "FILE", *, complete: bool = True) -> Parameters:
     """Return the version in a file that `parameters export` wrote; one written by hand need not be `complete`."""
-    return decoded_version(read_file(path, where), path if where == "FILE" else f"{where} {path}", complete=complete)
-
-
-def decoded_version(record: bytes, where: str, *, complete: bool) -> Parameters:
-    """Return the version of a record; an error names its place."""
+    record = read_input(path, where)
     try:
         return decode_parameters(record, complete=complete)
     except ParametersError as error:
-        raise ParametersError(f"{where}: {error}") from None
+        raise ParametersError(f"{path if where == 'FILE' else f'{where} {path}'}: {error}") from None
 
 
 # ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from worker.cli.options.parser import Option, bounded
@@ -44,8 +45,21 @@ def time_option(
     name: str, help: str, default: int | None = None, *, least: int | None = None, most: int | None = None
 ) -> Option:
     """Return an option for a duration; its default and its bounds are in milliseconds."""
-    parse = bounded(duration, _TIME, least=least, most=most, show=duration_text)
+    parse = bounded(duration, _TIME, duration_text, least=least, most=most)
     return Option(name, help, parse=parse, default=default, metavar="TIME", show=duration_text)
+
+
+def seconds_option(
+    name: str, help: str, default: float, *, least: int | None = None, most: int | None = None
+) -> Option:
+    """Return an option for a duration in seconds; its bounds are in milliseconds."""
+    option = time_option(name, help, least=least, most=most)
+    return replace(
+        option,
+        parse=lambda text: option.parse(text) / 1000,
+        default=default,
+        show=lambda seconds: duration_text(round(1000 * seconds)),
+    )
 
 
 def duration_range(text: str) -> tuple[int, int]:
@@ -61,14 +75,18 @@ def duration_range(text: str) -> tuple[int, int]:
     return bounds
 
 
-def time_span(first: int, last: int) -> str:
-    """Return a span of milliseconds since the epoch, for people.
+def moment(milliseconds: int | None) -> str:
+    """Return a time in milliseconds since the epoch, for people; a dash for 0 and None, no time.
 
-    >>> time_span(0, 60_000)
-    '1970-01-01 00:00:00 to 1970-01-01 00:01:00 UTC'
+    >>> moment(60_000)
+    '1970-01-01 00:01:00'
     """
-    start, end = (datetime.fromtimestamp(time / 1000, tz=UTC) for time in (first, last))
-    return f"{start:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC"
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}" if milliseconds else "–"
+
+
+def time_span(first: int | None, last: int | None) -> str:
+    """Return a span as the end of a sentence; nothing without records."""
+    return "" if last is None else f", {moment(first)} to {moment(last)} UTC"
 
 
 def timestamp(text: str, now: int) -> int:

@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
-from worker.bandit.click_model import Truth
 from worker.embedded.state import StateFolder
 from worker.metrics.history import exploration_share
-from worker.simulation.environments import Bools, DigitsTruth, true_heads
 from worker.simulation.users import Users
+from worker.simulation.world import Bools, Environment, true_heads
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Episode, Opened
@@ -36,27 +35,27 @@ class Kinds:
     Of many features, those count by which the arms differ most.
 
     >>> from worker.simulation.environments import tastes
-    >>> kinds = Kinds(tastes(np.random.default_rng(0), dim=2, arms=3).truth)
+    >>> kinds = Kinds(tastes(np.random.default_rng(0), dim=2, arms=3))
     >>> kinds.names, kinds.of(np.array([[0.1, -3.0], [2.0, 1.0]])).tolist()
     (('x1 high', 'x1 low', 'x2 high', 'x2 low'), [3, 0])
     """
 
     names: tuple[str, ...]
 
-    def __init__(self, truth: Truth) -> None:
-        self._digits = truth if isinstance(truth, DigitsTruth) else None
-        if self._digits is not None:
-            self.names = tuple(f"digit {digit}" for digit in range(truth.arms))
+    def __init__(self, world: Environment) -> None:
+        self._classes = world.columns
+        if self._classes is not None:
+            self.names = tuple(f"digit {digit}" for digit in range(len(world.rewards)))
             return
-        tastes = true_heads(truth)[:, 1:]
+        tastes = true_heads(world.truth)[:, 1:]
         strongest = np.argsort(-tastes.std(axis=0), kind="stable")[:MOST_FEATURES]
         self._features = np.sort(strongest)
         self.names = tuple(f"x{feature + 1} {end}" for feature in self._features for end in ("high", "low"))
 
     def of(self, contexts: Floats) -> Ints:
         """Return the kind of each context, (n, d) → (n,)."""
-        if self._digits is not None:
-            return self._digits.classes_of(contexts)
+        if self._classes is not None:
+            return np.asarray(self._classes(contexts).argmax(axis=1))
         values = contexts[:, self._features]
         strongest = np.abs(values).argmax(axis=1)
         return np.asarray(2 * strongest + (values[np.arange(len(values)), strongest] < 0), dtype=np.intp)
@@ -89,9 +88,7 @@ def score(users: Users, valuer: Valuer, kinds: Kinds, period: int, served: Mappi
     clicked, answered = users.outcomes(period, indices, slates)
     buyers = np.flatnonzero(clicked >= 0)
     return Score(
-        sessions=worth.sessions,
-        oracle=worth.oracle,
-        served=worth.served,
+        **msgspec.structs.asdict(worth),
         earned=float(valuer.rewards[slates[buyers, clicked[buyers]]].sum()),
         answered=tuple(int((answered > h).sum()) for h in range(users.horizon)),
         clicked=tuple(np.bincount(clicked[buyers], minlength=users.horizon).tolist()),
@@ -175,7 +172,7 @@ class Ledger:
     def __init__(self, users: Users, valuer: Valuer, *, state: StateFolder | None = None) -> None:
         self.rows: list[Row] = []
         self._users, self._valuer, self._state = users, valuer, state
-        self.kinds = Kinds(users.world.truth)
+        self.kinds = Kinds(users.world)
         self._served: dict[int, dict[str, tuple[tuple[str, ...], int]]] = {}  # period → session → slate, version
         self._shares: dict[int, float] = {}  # version → share of the sessions that may explore
 
@@ -195,9 +192,9 @@ class Ledger:
         if user is None:
             return False
         served = self._served.setdefault(user[0], {})
-        known = session_id in served
+        first = session_id not in served
         served[session_id] = (slate, version)
-        return not known
+        return first
 
     def episode(self, episode: Episode) -> None:
         """Add the account of a closed window, unless there is one: after a restart the learner may repeat it."""

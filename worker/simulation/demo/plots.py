@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worker.bandit.arrays import Floats
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import Row, totals
 from worker.simulation.demo.report import has_budget, heads
-from worker.simulation.demo.run import Demo
-from worker.simulation.environments import DigitsTruth, true_heads
+from worker.simulation.demo.run import Beside, Demo
 from worker.simulation.plots import LOOKS, drawing, rendered, whole_numbers
+from worker.simulation.world import true_heads
 from worker.simulation.worth import tenths
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ LEGIBLE = 0.15  # share from which a cell has its number
 
 
 def tastes(demo: Demo, beside: Beside | None) -> bytes:
-    """Draw which kinds of users get which ads: early, late, as the truth would have it, and beside it."""
+    """Draw which kinds of users get which ads: early, late, as the truth would have it, and with the additive model."""
     early, late = tenths(demo.rows)
     panels = [
         (f"{_name(demo)}: first tenth", shares_by_kind(early), totals(early).right_share),
@@ -175,23 +174,23 @@ def exploration(demo: Demo, beside: Beside | None) -> bytes:
 def estimates(demo: Demo, beside: Beside | None) -> bytes:
     """Draw the final estimates and the truth: of each ad for the average user, and of tastes."""
     estimate, deviation = heads(demo.parameters)
-    rewards, truth = demo.world.rewards, demo.world.truth
+    rewards, world = demo.world.rewards, demo.world
     order = np.argsort(rewards, kind="stable")
     with drawing(9.4, 4.2, dpi=DPI) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.5, 1.0))
         x = np.arange(len(order))
         _estimated(left, x, estimate[order, 0], deviation[order, 0], capsize=3, label="estimate, 95 %")
-        left.scatter(x, truth.biases[order], marker="_", s=170, color=TRUTH, linewidth=2.2, label="truth", zorder=3)
+        left.scatter(x, world.biases[order], marker="_", s=170, color=TRUTH, linewidth=2.2, label="truth", zorder=3)
         labels = [f"{demo.users.arms[k].arm}\n{rewards[k]:.2f}" for k in order]
         every = -(-len(labels) // MOST_LABELS)
         left.set_xticks(x[::every], labels[::every], fontsize=8)
         left.grid(axis="x", visible=False)
         left.set(title="Arms, by rising revenue", xlabel="arm and its revenue per click", ylabel="log-odds at x = 0")
         left.legend(loc="best")
-        if isinstance(truth, DigitsTruth):
+        if world.columns is not None:
             right.set_visible(False)  # no coefficients: the truth is not linear in the pixels
         else:
-            effects = true_heads(truth)[:, 1:].ravel()
+            effects = true_heads(world.truth)[:, 1:].ravel()
             chosen = np.linspace(0, len(effects) - 1, min(len(effects), MOST_DOTS)).astype(int)
             dots = (numbers[: len(rewards), 1:].ravel()[chosen] for numbers in (estimate, deviation))
             _against_truth(right, effects[chosen], *dots)

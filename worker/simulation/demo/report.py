@@ -19,9 +19,8 @@ from worker.bandit.policies import policy_named
 from worker.console import write_file
 from worker.errors import InputError
 from worker.metrics import imbalances
-from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import Row, Totals, totals
-from worker.simulation.demo.run import TICK, Demo
+from worker.simulation.demo.run import TICK, Beside, Demo
 from worker.simulation.reporting import TableRow, by_tenth, panel, trends, worth_numbers, worth_rows
 from worker.simulation.users import BEGINNING
 from worker.simulation.worth import tenths
@@ -112,7 +111,7 @@ def summary(demo: Demo, beside: Beside | None = None) -> dict[str, Any]:
     revenue_share, earned_share : served / oracle, reward / oracle
     best_ads : share of the ads in the oracle's slates that were in the slates served
     explored : sessions that explored, and the budget of a policy that has one
-    additive : the shares of the run beside this one, None if there is none
+    additive : the shares of the run with the additive model, None if there is none
     """
     parts = _parts(demo.rows)
     whole, counts, budget = parts[2], demo.counts, has_budget(demo)
@@ -173,23 +172,23 @@ def heads(parameters: Parameters) -> tuple[Floats, Floats]:
 
     They refer to the numbers of the arrivals, before these are standardised.
     """
-    size, known = parameters.settings.dim + 1, parameters.standardisation
-    units = np.eye(size)  # takes [1; x] to the input of the model
-    if known is not None:
-        centre, scale = known.typical
+    size = parameters.settings.dim + 1
+    units = np.eye(size)  # from [1; x] to the input of the model
+    if parameters.standardisation is not None:
+        centre, scale = parameters.standardisation.typical
         units[1:, 1:] /= scale[:, None]
         units[1:, 0] = -centre / scale
-    found, deviations = np.zeros((len(parameters.arms), size)), np.zeros((len(parameters.arms), size))
+    coefficients, deviations = np.zeros((len(parameters.arms), size)), np.zeros((len(parameters.arms), size))
     for arm in range(len(parameters.arms)):
         head, covariance = parameters.model.head(arm)
-        found[arm] = head @ units
+        coefficients[arm] = head @ units
         deviations[arm] = np.sqrt(np.einsum("ij,ik,kj->j", units, covariance, units))
-    return found, deviations
+    return coefficients, deviations
 
 
 def log_odds_error(demo: Demo) -> float:
     """Return the root mean square error of the estimated log-odds over arms, at context x = 0."""
-    truth = demo.world.truth.biases
+    truth = demo.world.biases
     return float(np.sqrt(((heads(demo.parameters)[0][: len(truth), 0] - truth) ** 2).mean()))
 
 

@@ -12,22 +12,28 @@ that was never stopped.
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from heapq import heapify, heappop, heappush
+from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 
 from worker.bandit.additive import AdditiveModel
-from worker.embedded.runner import Embedded, Tap
+from worker.embedded.outputs import Tap
+from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
-from worker.errors import InputError
+from worker.errors import FailedError, InputError
 from worker.metrics import Metrics
 from worker.simulation.demo.ledger import Ledger, Row
-from worker.simulation.environments import Chance, make_environment
+from worker.simulation.environments import make_environment
 from worker.simulation.reporting import flag
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
+from worker.simulation.world import Chance
 from worker.simulation.worth import Valuer
 from worker.stream.decoding import decode_decision
 from worker.stream.events import Decision
@@ -36,6 +42,7 @@ from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
 
 TICK = 1_000  # milliseconds of event time per step
+WITHOUT = "; --no-beside leaves it out"
 
 
 #: The defaults of serving and learning, which the demo shares with the worker.
@@ -70,16 +77,6 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return the learner's part of the settings."""
         shared = {f.name for f in fields(LearningSettings)}.intersection(self.__struct_fields__)
         return LearningSettings(**{name: getattr(self, name) for name in shared})
-
-
-def additive(settings: DemoSettings) -> DemoSettings | None:
-    """Return the same run with the additive model, to compare with; None if it is that run.
-
-    The number of partitions changes no result, and with one of them a run takes the least time.
-    """
-    if settings.model == AdditiveModel.name:
-        return None
-    return msgspec.structs.replace(settings, model=AdditiveModel.name, partitions=1)
 
 
 class Demo:
@@ -283,5 +280,90 @@ def check_state(state: StateFolder, settings: DemoSettings) -> None:
     for name in DemoSettings.__struct_fields__:
         was, now = getattr(before, name), getattr(settings, name)
         if was != now and name != "episodes":
-            held, wanted = flag(name, was), flag(name, now)
-            raise InputError(f"{state.path} holds a demo with {held}, not {wanted}; use the same or another folder")
+            stored_flag, wanted = flag(name, was), flag(name, now)
+            raise InputError(
+                f"{state.path} holds a demo with {stored_flag}, not {wanted}; use the same or another folder"
+            )
+
+
+# ── the additive run to compare with ──────────────────────────────────────────────────────────────────────────────────
+
+
+def additive(settings: DemoSettings) -> DemoSettings | None:
+    """Return the same run with the additive model, to compare with; None if it is that run.
+
+    The number of partitions changes no result, and with one of them a run takes the least time.
+    """
+    if settings.model == AdditiveModel.name:
+        return None
+    return msgspec.structs.replace(settings, model=AdditiveModel.name, partitions=1)
+
+
+class Beside:
+    """The same users served by another model, as far as the demo is; its process runs during a `with` block.
+
+    `rows` are its closed windows, `sha256` is the hash of the version of the last one. It has a separate process,
+    because Python runs one thread at a time: on two cores both runs together take as long as one. The process runs to
+    its end at its own pace, and sends every closed window through a pipe.
+
+    - Nothing is shown of it that is later than the demo: no more windows are received than the demo has closed.
+    - The demo never waits for it, except at its own end.
+    - It may be ahead by as many windows as the pipe holds, and then waits.
+    """
+
+    def __init__(self, settings: DemoSettings) -> None:
+        self.settings = settings
+        self.rows: list[Row] = []
+        self.sha256 = ""
+
+    def __enter__(self) -> Beside:
+        # Spawned, not forked: a fork would copy locked locks of other threads.
+        context = multiprocessing.get_context("spawn")
+        self._reports, sending = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(self.settings, sending), daemon=True)
+        self._process.start()
+        sending.close()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.join()
+        self._reports.close()
+
+    def follow(self, windows: int, *, wait: float = 0.0) -> bool:
+        """Receive a window if there are fewer than the demo has closed; return whether there are as many then.
+
+        Wait at most `wait` seconds for it. Raise `FailedError` if there will be none.
+        """
+        if len(self.rows) < windows and self._reports.poll(wait):
+            try:
+                received = self._reports.recv()
+            except EOFError:
+                raise FailedError(f"the additive run beside {self._ending()}{WITHOUT}") from None
+            if isinstance(received, str):
+                raise FailedError(f"the additive run beside failed: {received}{WITHOUT}")
+            row, self.sha256 = received
+            self.rows.append(row)
+        return len(self.rows) >= windows
+
+    def _ending(self) -> str:
+        self._process.join()
+        code = self._process.exitcode or 0
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended early with code {code}"
+
+
+def _run(settings: DemoSettings, reports: Connection[Any, Any]) -> None:
+    """Run to the end in the other process; send every closed window with its hash, or the text of a failure."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # signals to all processes are for the demo, which ends this one
+        signal.signal(ignored, signal.SIG_IGN)
+    try:
+        demo, sent = Demo(settings), 0
+        while not demo.finished:
+            demo.step()
+            for row in demo.rows[sent:]:
+                reports.send((row, demo.parameters.sha256))
+            sent = len(demo.rows)
+    except BrokenPipeError:
+        pass  # the demo has ended
+    except Exception as error:
+        reports.send(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
 """`adcascade traffic`: simulated users in real time against Kafka, their accounts, metrics and live view.
 
-Only `client` uses Kafka: the generator takes decisions and returns records as bytes.
+Only `client` sends and receives: the generator accepts decisions and returns records as bytes.
 """

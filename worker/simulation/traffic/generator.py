@@ -22,8 +22,9 @@ import numpy as np
 
 from worker.bandit.arrays import NO_ARM
 from worker.metrics.history import DELAY_BOUNDS, Histogram
-from worker.simulation.environments import Chance, Environment, make_environment
+from worker.simulation.environments import make_environment
 from worker.simulation.users import Cohort, Habits, Sent, Users
+from worker.simulation.world import Chance, Environment
 from worker.simulation.worth import Valuer, WorthHistory
 from worker.stream.decoding import Rejected, decode_decision
 from worker.stream.events import MODES, Decision
@@ -338,8 +339,8 @@ class Traffic:
 
     def latency(self, share: float) -> float | None:
         """Return a quantile of the seconds from an arrival to its first decision; None without decisions."""
-        found = self.latencies.quantile(share)
-        return None if found is None else min(found, self.longest)
+        seconds = self.latencies.quantile(share)
+        return None if seconds is None else min(seconds, self.longest)
 
 
 def _shift(cohort: Cohort, by: int) -> None:

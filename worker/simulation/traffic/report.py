@@ -160,12 +160,12 @@ class TrafficMetrics:
         """Make the series."""
         traffic, counts, worth = self._traffic, self._traffic.counts, self._traffic.history.whole
         lately = traffic.history.lately()
-        known = {
+        totals = {
             "adcascade_pseudo_regret_total": max(0.0, worth.regret),
             "adcascade_oracle_reward_total": worth.oracle,
             "adcascade_served_value_total": worth.served,
         }
-        for name, value in known.items():
+        for name, value in totals.items():
             yield CounterMetricFamily(name, _HELP[name], value)
         yield GaugeMetricFamily(
             "adcascade_pseudo_regret_per_session",

@@ -1,9 +1,9 @@
-"""`adcascade simulate`: experiments as in the paper; policies learn from simulated users, who arrive in episodes.
+"""One run of an experiment, and many in several processes.
 
-A run is one policy, one number of users and one seed. In every episode, contexts arrive, the policy plans their slates
-under the estimate of the episodes before, users click, pass or leave, and the estimator folds every display: one
-without an answer was not clicked. The result is the pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under
-the true model, including the warm-up, and the oracle's revenue Σ_n V^{π*}(x_n).
+In every episode, contexts arrive, the policy plans their slates under the estimate of the episodes before, users click,
+pass or leave, and the estimator folds every display: one without an answer was not clicked. The result is the
+pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true model, including the warm-up, and the
+oracle's revenue Σ_n V^{π*}(x_n).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,221 +33,19 @@ from worker.bandit.groups import Groups
 from worker.bandit.learning import AT_FIRST, changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import (
-    EpsilonGreedy,
     Exploration,
     Policy,
     Random,
     RoundRobin,
     Slates,
-    check_combination,
     policy_named,
 )
-from worker.errors import EstimationError, FailedError, InputError
-from worker.simulation.environments import (
-    LEAVING,
-    Chance,
-    DigitsTruth,
-    Environment,
-    check_world,
-    make_environment,
-    true_heads,
-)
+from worker.errors import EstimationError, FailedError
+from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask, Run
+from worker.simulation.world import Chance, true_heads
 from worker.simulation.worth import Valuer
 from worker.stream.chance import ALL, Shares
 from worker.stream.contexts import LEAST_SESSIONS, Standardisation
-from worker.stream.settings import LearningSettings
-
-EPSILON = 0.1  # share of epsilon-greedy
-STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for fifty users
-AFTER_NEW = (5, 30)  # episodes after the arrival of new arms for which the loss is reported
-
-#: The defaults that experiments share with the worker; the others are the paper's.
-_LEARNING = LearningSettings(dim=5)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExperimentSettings:
-    """The settings of an experiment, with a run for each `policy`, number of `users` and of `seeds` from `seed`.
-
-    beta : a number or "theory"
-    intercept : None: but for the estimator paper, which is for the paper's model to the letter
-    answers : whether it is learned who goes on, or everybody counts as going on; None: learned where users leave
-    forgetting : share of older displays that each fold keeps, or "auto"; spread : how far sessions differ in optimism
-    features : number of features of each arm that explain its tastes; then the model has its revenue as one more
-    stay : of the users who do not click, the share that goes on, besides the rate of the arm
-    new_arms, join : number of arms that are not shown before episode `join`
-    levels, noise, reported, prices, better, change, interaction, crosses : options of environments; None: its default
-    learn_at_most : sessions per episode that are learned from, about; 0: all
-    """
-
-    policy: tuple[str, ...] = ("ucbbp", "aucbbp", "epsilon-greedy")
-    users: tuple[int, ...] = (50,)
-    seed: int = 0
-    seeds: int = 10
-    environment: str = "opposite"
-    dim: int = _LEARNING.dim
-    arms: int = 10
-    horizon: int = _LEARNING.horizon
-    episodes: int = 300
-    warmup: int = _LEARNING.warmup
-    estimator: str = _LEARNING.estimator
-    bonus: str = _LEARNING.bonus
-    beta: float | str = _LEARNING.beta
-    ridge: float = _LEARNING.ridge
-    epsilon: float = EPSILON
-    repeats: bool = True
-    model: str = AdditiveModel.name
-    intercept: bool | None = None
-    answers: str | None = None
-    forgetting: float | str = 1.0
-    spread: float = 0.0
-    features: int = 0
-    stay: float = 1.0
-    new_arms: int = 0
-    join: int | None = None
-    levels: int | None = None
-    noise: bool | None = None
-    reported: float | None = None
-    prices: str | None = None
-    better: float | None = None
-    change: str | None = None
-    interaction: float | None = None
-    crosses: str | None = None
-    learn_at_most: int = 0
-
-    def __post_init__(self) -> None:
-        additive = self.model == AdditiveModel.name
-        if self.intercept is None:
-            object.__setattr__(self, "intercept", not (additive and self.estimator == "paper"))
-        if not (additive or self.intercept):
-            raise InputError(f"the model {self.model} has an intercept; only {AdditiveModel.name} runs without")
-        self._check_new_arms()
-        check_world(self.environment, **self._world)
-        if self.answers is None:
-            leaving = self.environment in LEAVING or self.stay < 1
-            object.__setattr__(self, "answers", "learned" if leaving else "all")
-        for name, values in (("policy", self.policy), ("users", self.users)):
-            twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
-            if twice is not None:
-                raise InputError(f"{name} {twice} is given twice")
-        if self.warmup >= self.episodes:
-            raise InputError(f"a warmup of {self.warmup} episodes leaves none of {self.episodes} to the policies")
-        if self.epsilon != EPSILON and EpsilonGreedy.name not in self.policy:
-            raise InputError("epsilon applies to the policy epsilon-greedy only")
-        for policy in self.policy:
-            check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)
-
-    def _check_new_arms(self) -> None:
-        if bool(self.new_arms) != (self.join is not None):
-            raise InputError("new-arms and join go together: how many arms are new, and from which episode on")
-        if self.environment == "newcomers" and not self.new_arms:
-            raise InputError("the environment newcomers needs new arms: give --new-arms and --join")
-        if self.join is not None and not 1 < self.join <= self.episodes:
-            raise InputError(f"join must be one of the episodes 2 to {self.episodes}, not {self.join}")
-
-    @property
-    def all_arms(self) -> int:
-        """The number of arms at the end."""
-        return self.arms + self.new_arms
-
-    @property
-    def _world(self) -> dict[str, Any]:
-        """The size of the world and its options."""
-        names = ("levels", "noise", "reported", "prices", "better", "change", "interaction", "crosses")
-        return {
-            "dim": self.dim,
-            "arms": self.all_arms,
-            "stay": self.stay,
-            "features": self.features or None,
-            "new_arms": self.new_arms if self.environment == "newcomers" else None,
-            **{name: getattr(self, name) for name in names},
-        }
-
-    def world(self, generator: np.random.Generator) -> Environment:
-        """Draw the world with all arms."""
-        return make_environment(self.environment, generator=generator, **self._world)
-
-    def tasks(self) -> list[ExperimentTask]:
-        """Return all runs, seeds outermost: so the first results are of all policies."""
-        seeds = range(self.seed, self.seed + self.seeds)
-        return [ExperimentTask(policy=p, users=n, seed=s) for s in seeds for n in self.users for p in self.policy]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExperimentTask:
-    """One run."""
-
-    policy: str
-    users: int
-    seed: int
-
-
-def last_episodes(episodes: int) -> int:
-    """Return how many episodes are the end of a run, by which it is judged: 50, of a short run 20.
-
-    >>> last_episodes(300), last_episodes(100), last_episodes(8)
-    (50, 20, 8)
-    """
-    return min(50 if episodes > 100 else 20, episodes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run(ExperimentTask):
-    """The result of one run.
-
-    regret, oracle, reward, explored : for each episode, pseudo-regret of all users, expected revenue of their best
-        slates, revenue, and the share of answered displays that served learning
-    displays, clicks : answered displays and clicks of the run
-    new_displays : displays of each new arm in its first episode
-    forgotten : for each episode in which something was, its number and the share of older displays that was kept
-    learned : sessions that were learned from
-    theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
-        the truth has none, or of other columns. Arms that no good policy shows keep a large error
-    log_odds_error : root mean square error of the log-odds over the slates of the last episode
-    projection : of the final coefficients on the true ones, 1 if they are not shrunk; None if the truth has none
-    rejected : episodes whose fold gave no usable estimate, so that the old one was kept
-    """
-
-    regret: tuple[float, ...]
-    oracle: tuple[float, ...]
-    reward: tuple[float, ...]
-    explored: tuple[float, ...]
-    displays: int
-    clicks: int
-    new_displays: tuple[int, ...]
-    forgotten: tuple[tuple[int, float], ...]
-    learned: int
-    theta_error: float | None
-    log_odds_error: float
-    projection: float | None
-    rejected: int
-    seconds: float
-
-    @property
-    def cumulative(self) -> float:
-        """The regret of the whole run."""
-        return math.fsum(self.regret)
-
-    @property
-    def final(self) -> float:
-        """The regret per episode over the last of them."""
-        tail = self.regret[-last_episodes(len(self.regret)) :]
-        return math.fsum(tail) / len(tail)
-
-    def lost(self, first: int = 1, last: int | None = None) -> float:
-        """Return the share of the oracle's revenue that was lost in the episodes `first` to `last`."""
-        return math.fsum(self.regret[first - 1 : last]) / math.fsum(self.oracle[first - 1 : last])
-
-    @property
-    def lost_at_end(self) -> float:
-        """The share of the oracle's revenue that was lost in the last episodes."""
-        return self.lost(len(self.regret) - last_episodes(len(self.regret)) + 1)
-
-    @property
-    def stuck(self) -> bool:
-        """Whether the run has regret at its end, as a run that never tries the better arm."""
-        return self.final > STUCK * self.users
-
 
 # ── one run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -298,7 +96,7 @@ class _Experiment:
         if declared is not None:
             groups = Groups.alike(declared.widths) if contexts is None else Groups.measured(declared.widths, contexts)
         return MODELS[settings.model].prior(
-            dim=self.world.truth.dim if declared is None else declared.model_dim,
+            dim=self.world.dim if declared is None else declared.model_dim,
             arms=len(self.world.rewards),
             ridge=settings.ridge,
             features=None if self._known is None else self._known[: len(self.world.rewards)],
@@ -476,11 +274,11 @@ class _Experiment:
 
     def _log_odds_error(self) -> float:
         sessions, positions = np.nonzero(self._slates.arms != NO_ARM)
-        off = self.belief.log_odds(self._prepared(self._contexts)) - self.world.truth.log_odds(self._contexts)
+        off = self.belief.log_odds(self._prepared(self._contexts)) - self.world.log_odds(self._contexts)
         return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
 
     def _coefficient_error(self) -> tuple[float | None, float | None]:
-        if isinstance(self.world.truth, DigitsTruth) or self.world.declared is not None:
+        if self.world.columns is not None or self.world.declared is not None:
             return None, None
         estimates, truth = true_heads(self.belief), true_heads(self.world.truth)
         error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=1).mean()))
