@@ -12,7 +12,7 @@ from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.times import time_span
-from worker.console import check_writable, progress, table, write_file, write_result
+from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
 from worker.replay.report import ReplayReport
@@ -80,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         report = relearn(options.file, changes=_changes(options), arms=list(arms) or None, **common)
         if options.output is not None and report.learned is not None:
             write_file(options.output, encode_parameters(report.learned) + b"\n")
+            note(f"wrote {options.output}: version {report.learned.version}, sha256 {report.learned.sha256}")
     else:
         report = verify(options.file, **common)
     notes = [*warnings(report), *mismatches(report)]
