@@ -126,10 +126,6 @@ class ConstantRate:
         return np.zeros(self.dim)
 
     @property
-    def effect_deviations(self) -> Floats:
-        return np.zeros(self.dim)
-
-    @property
     def norm(self) -> float:
         return float(np.linalg.norm(self.biases))
 

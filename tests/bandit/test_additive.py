@@ -15,7 +15,7 @@ from worker.bandit.arrays import sigmoid
 from worker.errors import InputError
 
 from .beliefs import belief, episode, lawful, probabilities, seeds, update
-from .reference import dense_matrix, dense_theta, inverse, logistic
+from .reference import dense_matrix, dense_theta, logistic
 
 
 @given(st.lists(st.floats(-800, 800), min_size=1, max_size=20))
@@ -54,7 +54,7 @@ def test_a_new_arm_is_as_likely_as_not_for_the_context_at_the_origin() -> None:
     assert (grown.dim, grown.arms) == (2, 5)
     assert np.array_equal(grown.theta_arms, [*known.theta_arms, 0.0, 0.0])
     assert np.array_equal(grown.theta_context, known.theta_context)
-    assert grown.precision == known.precision.with_arms(2, ridge=1.0)
+    assert np.array_equal(dense_matrix(grown.precision), dense_matrix(known.precision.with_arms(2, ridge=1.0)))
     assert known.with_arms(0) == known
 
 
@@ -102,7 +102,5 @@ def test_a_packed_belief_comes_back_to_the_bit_and_chosen_arms_keep_their_heads(
     for place, arm in enumerate([3, 1]):
         for one, other in zip(chosen.head(place), known.head(arm), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-    variances = np.diag(inverse(dense_matrix(known.precision)))[int(intercept) : int(intercept) + 2]
-    np.testing.assert_allclose(known.effect_deviations, np.sqrt(variances).astype(float), rtol=1e-9)
     with pytest.raises(InputError, match="not positive definite"):
         AdditiveModel.unpack({**known.pack(), "precision.arms": -known.precision.arms}, intercept=intercept)

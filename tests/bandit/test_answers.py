@@ -15,9 +15,9 @@ from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.bandit.bonuses import BONUSES, Spread
 from worker.bandit.ordering import best_values, greedy_slates
-from worker.bandit.planning import Planner, optimal_values
+from worker.bandit.planning import Planner, optimal_values, slate_values
 from worker.bandit.policies import Greedy, Ucbbp
-from worker.bandit.regret import best_revenue, pseudo_regret, slate_revenue
+from worker.bandit.regret import best_revenue, pseudo_regret
 from worker.errors import InputError
 
 from .beliefs import belief, excluded_arms, lawful, probabilities, seeds
@@ -139,7 +139,7 @@ def test_regret_is_the_lead_of_the_best_slate_with_the_same_rates(seed, arms, ho
     truth, contexts = taste(2, arms, generator), generator.normal(size=(3, 2))
     slates = generator.integers(0, arms, (3, horizon))
     odds, chances = truth.log_odds(contexts), probabilities(truth, contexts)
-    earned = slate_revenue(truth, planner.rewards, contexts, slates, planner.answers)
+    earned = slate_values(truth, planner.rewards, contexts, slates, planner.answers)[:, 0]
     losses = pseudo_regret(planner, truth, contexts, slates)
     for row in range(3):
         expected = value(odds[row], planner, slates[row])
@@ -155,7 +155,7 @@ def test_regret_is_the_lead_of_the_best_slate_with_the_same_rates(seed, arms, ho
 def test_rates_of_one_change_nothing(repeats: bool, seed: int) -> None:
     generator = np.random.default_rng(seed)
     known, rewards = taste(2, 6, generator), generator.uniform(0.1, 1, 6)
-    everybody = AnswerRates.everybody(arms=6, horizon=3)
+    everybody = AnswerRates(arms=np.ones(6), positions=np.ones(3))
     plain, rated = (Planner(known, rewards, horizon=3, repeats=repeats, answers=a) for a in (None, everybody))
     contexts = generator.normal(size=(5, 2))
     for policy in (Greedy(), Ucbbp(beta=1.5)):

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.answers import Cascade
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import BONUSES, CURVE, Spread, explore_budget, restarted, theory_radius
 from worker.errors import InputError
@@ -43,8 +42,8 @@ def test_extreme_probabilities_and_widths_give_a_finite_bonus(dtype: Any, chance
     assert slope.dtype == dtype
     assert np.isfinite(slope).all()
     assert 0 <= slope.item() <= 0.2501
-    ahead = np.zeros((1, 2), dtype=dtype)
-    (scores,) = CURVE.scores(chances, widths.copy(), np.ones(1, dtype=dtype), ahead, Cascade())
+    raised = CURVE.raised(chances, widths, None)
+    scores = CURVE.scores(np.ones((1, 1), dtype=dtype), chances, raised, leaving=False)
     assert np.isfinite(scores).all()
     hopeful = CURVE.optimistic(np.log(np.maximum(chances, 1e-45)), widths)
     assert ((hopeful >= 0) & (hopeful <= 1)).all()

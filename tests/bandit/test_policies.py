@@ -219,14 +219,21 @@ def test_a_policy_that_draws_is_refused_without_uniforms(policy: Any) -> None:
 # ── the warm-up ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_round_robin_goes_through_the_active_arms_position_by_position() -> None:
-    planner, _ = planner_of(0, 4, 3, active=[True, False, True, True])
-    slates = RoundRobin().slates(planner, np.zeros((2, 2)))
-    assert slates.arms[:, 0].tolist() == [0, 2]
-    assert sorted(slates.arms[:, 1].tolist()) == [0, 3]
-    assert sorted(slates.arms[:, 2].tolist()) == [2, 3]
-    assert RoundRobin(start=1).slates(planner, np.zeros((2, 2))).arms[:, 0].tolist() == [2, 3]
-    assert slates.explored.all()
+@pytest.mark.parametrize(
+    ("start", "horizon", "options", "slates"),
+    [
+        (0, 3, {"active": [True, False, True, True]}, [[0, 3, 2], [2, 0, 3]]),
+        (1, 3, {"active": [True, False, True, True]}, [[2, 0, 3], [3, 2, 0]]),
+        (1, 5, {"repeats": False}, [[1, 2, 3, 0, NO_ARM], [2, 3, 0, 1, NO_ARM]]),
+        (0, 2, {"active": [False] * 4}, [[NO_ARM] * 2] * 2),
+    ],
+    ids=["active arms", "a later start", "no repeats", "no arm"],
+)
+def test_round_robin_goes_through_the_active_arms_position_by_position(start, horizon, options, slates) -> None:
+    planner, _ = planner_of(0, 4, horizon, **options)
+    found = RoundRobin(start=start).slates(planner, np.zeros((2, 2)))
+    assert found.arms.tolist() == slates
+    assert np.array_equal(found.explored, found.arms != NO_ARM)
 
 
 def test_round_robin_shows_every_arm_as_often_to_the_users_who_are_there() -> None:
@@ -245,21 +252,10 @@ def test_round_robin_without_repeats_shows_nobody_an_arm_twice() -> None:
     assert np.bincount(slates.arms.ravel()).tolist() == [16] * 5
 
 
-def test_round_robin_without_repeats_ends_when_the_arms_do() -> None:
-    planner, _ = planner_of(0, 2, 4, repeats=False)
-    slates = RoundRobin(start=1).slates(planner, np.zeros((1, 2)))
-    assert slates.arms.tolist() == [[1, 0, NO_ARM, NO_ARM]]
-    assert slates.explored.tolist() == [[True, True, False, False]]
-
-
-def test_round_robin_excludes_nothing_and_shows_nothing_where_nothing_is_active() -> None:
+def test_round_robin_excludes_nothing() -> None:
     planner, _ = planner_of(0, 2, 2)
     with pytest.raises(InputError, match="exclude no arms"):
         RoundRobin().slates(planner, np.zeros((1, 2)), planner.masked([[0]]))
-    planner, _ = planner_of(0, 2, 2, active=[False, False])
-    slates = RoundRobin().slates(planner, np.zeros((1, 2)))
-    assert slates.arms.tolist() == [[NO_ARM, NO_ARM]]
-    assert not slates.explored.any()
 
 
 # ── all of them ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -137,7 +137,7 @@ def test_forgetting_fades_towards_the_prior(scene: Scene, keep: float) -> None:
     prior = np.diag(np.concatenate([context, np.full(len(scene.precision.arms), scene.ridge)]))
     after = scene.precision.forget(keep, context=context, arms=scene.ridge)
     np.testing.assert_allclose(dense_matrix(after), keep * before + (1 - keep) * prior, rtol=1e-14, atol=0)
-    assert keep != 1 or after == scene.precision
+    assert keep != 1 or np.array_equal(dense_matrix(after), before)
 
 
 # ── a value ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,11 +151,6 @@ def test_a_precision_is_a_value() -> None:
     for array in (precision.context, precision.cross, precision.arms, precision.centres, precision.whitening):
         with pytest.raises(ValueError, match="read-only"):
             array[...] = 1
-    assert precision == Precision.prior(dim=2, arms=3, ridge=1.0)
-    assert precision != Precision.prior(dim=2, arms=3, ridge=1.5)
-    assert precision != Precision.prior(dim=2, arms=4, ridge=1.0)
-    assert precision != Precision(context=np.eye(2), cross=np.full((3, 2), 1e-300), arms=np.ones(3))
-    assert precision != "precision"
 
 
 @pytest.mark.parametrize(
@@ -200,4 +195,4 @@ def test_without_arms_there_is_still_a_context_block() -> None:
     precision = Precision.prior(dim=2, arms=0, ridge=3.0)
     assert precision.is_positive_definite
     assert precision.smallest_eigenvalue == pytest.approx(3.0)
-    assert precision.with_arms(2, ridge=3.0) == Precision.prior(dim=2, arms=2, ridge=3.0)
+    assert np.array_equal(dense_matrix(precision.with_arms(2, ridge=3.0)), 3 * np.eye(4))

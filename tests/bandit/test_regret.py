@@ -15,7 +15,7 @@ from worker.bandit.arrays import NO_ARM
 from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Greedy, Random
-from worker.bandit.regret import best_revenue, optimistic_gap, posterior_regret, pseudo_regret, slate_revenue
+from worker.bandit.regret import best_revenue, optimistic_gap, posterior_regret, pseudo_regret
 
 from .beliefs import belief, lawful, probabilities, seeds
 from .reference import best_value, logistic, slate_value, squared_widths
@@ -94,7 +94,7 @@ def test_without_an_active_arm_nothing_can_be_lost(repeats: bool) -> None:
     )
     contexts, nothing = np.ones((3, 1)), np.full((3, 2), NO_ARM)
     assert best_revenue(planner, np.zeros((3, 0))).tolist() == [0.0] * 3
-    assert slate_revenue(planner.model, planner.rewards, contexts, nothing).tolist() == [0.0] * 3
+    assert planner.slate_values(contexts, nothing)[:, 0].tolist() == [0.0] * 3
     assert optimistic_gap(planner, contexts, nothing, beta=2.0).tolist() == [0.0] * 3
     assert posterior_regret(planner, contexts, nothing, generator=np.random.default_rng(0)).tolist() == [0.0] * 3
 

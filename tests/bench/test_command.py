@@ -35,7 +35,7 @@ def test_a_bench_measures_every_figure(name, monkeypatch, capsys, tmp_path):
 
 def test_the_learner_of_the_bench_folds_every_session():
     learner = stream.fold(stream.closed_journal(stream.record_traffic(8).journal))
-    assert learner.open_sessions == 0
+    assert learner.windows.sessions == 0
     assert learner.current.observations > 0
 
 

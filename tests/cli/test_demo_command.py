@@ -16,9 +16,9 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from tests.simulation.test_beside import is_gone
 
 from tests.programs import eventually
-from tests.simulation.test_beside import is_gone
 from worker.logs.format import LogReader
 from worker.simulation.demo import report
 from worker.simulation.demo.run import Demo, DemoSettings

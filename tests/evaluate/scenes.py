@@ -211,8 +211,7 @@ scenes = st.builds(
 def weighted(sessions: Sessions) -> Support:
     """All sessions with their weights, supported or not."""
     chances = (rule.chances(sessions.slates, sessions.eligible) for rule in (sessions.target, sessions.served))
-    ones = np.ones(len(sessions))
-    return Support(sessions=sessions, weights=np.divide(*chances), counts=ones, effective=(), clicks=(), beyond=0.0)
+    return Support(sessions=sessions, weights=np.divide(*chances), counts=np.ones(len(sessions)))
 
 
 def fitted(

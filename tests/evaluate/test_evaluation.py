@@ -20,12 +20,11 @@ from worker.evaluate.logged import BEYOND, CONTRADICTS, NO_VERSION, OPEN, UNCERT
 from worker.evaluate.planning import Assembled
 from worker.evaluate.targets import Change, align, fold_again
 from worker.logs.findings import Findings
-from worker.logs.ordered import OrderedLog
+from worker.logs.ordered import read_log
 from worker.simulation.demo.run import Demo
 from worker.simulation.users import Habits
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm
-from worker.stream.topology import Topics
 from worker.stream.version_records import encode_parameters
 
 from ..replay.logs import (
@@ -267,23 +266,17 @@ def test_a_log_without_parameters_or_without_sessions_is_refused(lines: list[Doc
 
 
 def test_folding_again_without_a_change_gives_the_recorded_versions(log: str, lines: list[Document]) -> None:
-    with OrderedLog(Topics(), Findings()) as read:
-        read.read(log)
+    with read_log(log, Findings()) as read:
         assert {number: made.sha256 for number, made in fold_again(read, {}).items()} == recorded_hashes(lines)
 
 
-def test_folding_again_needs_the_whole_journal(lines: list[Document], tmp_path: Path) -> None:
-    lines.remove(of(lines, "journal")[50])
-    path = write(tmp_path / "log.jsonl", lines)
-    with pytest.raises(FailedError, match="lacks its offset 50"):
-        evaluate_log(path, Change(settings={"estimator": "newton"}))
+def test_folding_again_needs_version_zero_and_the_whole_journal(lines: list[Document], tmp_path: Path) -> None:
+    first = [line for line in of(lines, "parameters") if payload(line)["version"] == 0]
+    for missing, reason in (first, "lacks version 0"), (of(lines, "journal")[50:51], "lacks its offset 50"):
+        path = write(tmp_path / "log.jsonl", [line for line in lines if line not in missing])
+        with pytest.raises(FailedError, match=reason):
+            evaluate_log(path, Change(settings={"estimator": "newton"}))
     assert by_method(evaluate_log(path, Change(settings={"policy": "greedy"})))["snips"].refused is None
-
-
-def test_folding_again_needs_version_zero(lines: list[Document], tmp_path: Path) -> None:
-    kept = [line for line in lines if line["topic"] != "ads.parameters" or payload(line)["version"] > 0]
-    with pytest.raises(FailedError, match="version 0"):
-        evaluate_log(write(tmp_path / "log.jsonl", kept), Change(settings={"policy": "aucbbp"}))
 
 
 def parameters_of(line: Document) -> Parameters:

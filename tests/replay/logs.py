@@ -14,6 +14,12 @@ from worker.replay.relearn import relearn
 from worker.replay.report import ReplayReport
 from worker.replay.verify import verify
 from worker.stream.parameters import Parameters
+from worker.stream.settings import LearningSettings
+
+from ..stream.scenes import ADDITIVE
+
+#: The defaults of a deployment, instead of the plain settings of the golden run.
+DEFAULTS = {name: getattr(LearningSettings(dim=3), name) for name in ADDITIVE}
 
 Document = dict[str, Any]
 Replay = Callable[..., ReplayReport]

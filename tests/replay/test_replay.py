@@ -22,13 +22,12 @@ from worker.stream.explanation import explain
 from worker.stream.features import Features
 from worker.stream.folding import NEVER
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import LearningSettings
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
 from ..golden.recording import FACTS, GOLDEN, START, Run, record
-from ..stream.scenes import ADDITIVE
 from .logs import (
+    DEFAULTS,
     Document,
     Recorded,
     Replay,
@@ -88,16 +87,9 @@ def test_a_run_with_uncertain_sessions_is_reproduced_without_learning_from_them(
     assert replayed(lines).mismatches > 0, "they are learned from now"
 
 
-def test_a_run_with_a_new_catalogue_is_reproduced(tmp_path: Path, replayed: Replay) -> None:
-    entries = tuple(ArmEntry(arm=arm, reward=2.0, active=arm != "ad-0") for arm in ("ad-0", "ad-1", "ad-5"))
-    runner = record(tmp_path / "synced", sessions=160, orders=[(25_000, CatalogueChange(changes=entries))])
-    assert [arm.active for arm in runner.versions.newest.arms if arm.arm in ("ad-0", "ad-5")] == [False, True]
-    is_reproduced(lines_of(tmp_path / "synced"), replayed)
-
-
-#: The defaults of a deployment, with declared features and their crosses, and a budget that falls within a few windows.
+#: The defaults, with declared features and their crosses, and a budget that falls within a few windows.
 EVERYTHING = {
-    **{name: getattr(LearningSettings(dim=3), name) for name in ADDITIVE},
+    **DEFAULTS,
     "features": Features.of_table({"context": {"x": "number", "y": "number", "z": "number"}, "crosses": "all"}),
     "horizon_episodes": 5,
 }
@@ -188,29 +180,15 @@ def test_a_log_larger_than_memory_is_sorted_on_disk_if_there_is_room(lines, repl
         replayed(lines, how)
 
 
-def test_payloads_may_be_objects_and_lines_may_have_more_fields(lines, final, replayed) -> None:
-    for line in lines:
-        line["broker"] = 1
-        if line.get("payload") and line["topic"] != "ads.dead-letters":
-            line["payload"] = payload(line)
-    report = replayed(lines)
-    assert report.mismatches == report.unverified == 0
-    assert report.versions[-1].sha256 == final.sha256
-
-
 def test_the_prefix_selects_the_topics(lines: list[Document], replayed: Replay) -> None:
     for line in lines:
         line["topic"] = line["topic"].replace("ads.", "shop.eu.")
     other = {**lines[0], "topic": "ads.arrivals"}
     report = replayed([*lines, other], topics=Topics("shop.eu"))
     assert (report.mismatches, report.ignored, report.events) == (0, 1, len(lines))
-    with pytest.raises(InputError, match=r"--prefix shop\.eu"):
-        replayed(lines)
-
-
-def test_a_log_without_records_is_wrong_input(replayed: Replay) -> None:
-    with pytest.raises(InputError, match="no records"):
-        replayed([])
+    for wrong, hint in (lines, r"--prefix shop\.eu"), ([], "it has no records"):
+        with pytest.raises(InputError, match=hint):
+            replayed(wrong)
 
 
 @pytest.mark.parametrize(

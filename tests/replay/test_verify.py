@@ -73,17 +73,8 @@ def make_unreadable(lines: list[Document]) -> None:
     decision(lines, 1)["payload"] = "gone"
 
 
-def make_invalid(lines: list[Document]) -> None:
-    change(decision(lines, 2), propensity="high")
-
-
 def repeat_a_decision(lines: list[Document]) -> None:
     line = of(lines, "decisions")[300]
-    lines.append({**line, "payload": line["payload"] + " "})
-
-
-def repeat_a_fact(lines: list[Document]) -> None:
-    line = of(lines, "journal")[300]
     lines.append({**line, "payload": line["payload"] + " "})
 
 
@@ -105,9 +96,7 @@ def invent_a_version(lines: list[Document]) -> None:
     [
         (orphan, "decision", "arrival"),
         (make_unreadable, "decision", "record"),
-        (make_invalid, "decision", "record"),
         (repeat_a_decision, "line", "topic, partition and offset"),
-        (repeat_a_fact, "line", "topic, partition and offset"),
         (repeat_a_version, "version", "sha256 of another record of it"),
         (invent_a_version, "version", "version"),
     ],

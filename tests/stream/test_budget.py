@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.bandit.beliefs import seen
 from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
-from worker.bandit.click_model import Observations
 from worker.stream.chance import ALL, Shares, journaled
 from worker.stream.events import Progress
 from worker.stream.folding import score_of_rank
@@ -69,12 +69,7 @@ def test_a_session_that_is_left_out_is_served_like_any_other_and_leaves_no_fact(
         task = scenes.serving(SAMPLED)
         emits = [
             task.handle([one])
-            for one in (
-                scenes.arrival(name),
-                scenes.arrival(name),
-                scenes.passed(name),
-                scenes.click(name, position=2),
-            )
+            for one in (*[scenes.arrival(name)] * 2, scenes.passed(name), scenes.click(name, position=2))
         ]
         emitted[name] = emits
         restored = scenes.serving(SAMPLED)
@@ -133,6 +128,8 @@ def sessions(count: int, share: float | None, mode: str = "exploit", start: int 
 
 
 def test_episodes_and_the_next_shares_count_all_sessions_and_say_how_many_were_learned_from() -> None:
+    everybody = Learner(LEARNING, ARMS).handle(scenes.written([*sessions(20, None), scenes.progress(200)]))
+    assert (everybody.versions[0].shares, everybody.episodes[0].learned) == (ALL, None)
     facts = [*sessions(10, None, "explore"), *sessions(5, 0.125, start=10)]
     done = Progress(partition=0, partitions=1, time=200, opened=((0, 48),))
     outcome = Learner(LEARNING, ARMS).handle(scenes.written([*facts, done]))
@@ -153,12 +150,6 @@ def test_counts_of_several_records_and_partitions_are_joined() -> None:
     (version,) = learner.handle(scenes.written(facts)).versions
     assert version.expected_sessions == 39
     assert version.resume_offset == len(facts), "counts of the far future hold nothing back"
-
-
-def test_without_shares_the_records_of_versions_and_episodes_are_as_they_were() -> None:
-    outcome = Learner(LEARNING, ARMS).handle(scenes.written([*sessions(20, None), scenes.progress(200)]))
-    assert outcome.versions[0].shares == ALL
-    assert outcome.episodes[0].learned is None
 
 
 # ── ranks ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,16 +187,9 @@ def test_the_estimate_from_a_share_by_context_and_slate_is_unbiased_and_by_outco
         }
         for name, shares in share.items():
             kept = generator.random(users) < shares
-            data = Observations(
-                contexts=contexts[kept],
-                sessions=np.arange(kept.sum()),
-                arms=arms[kept],
-                positions=np.zeros(kept.sum(), dtype=np.intp),
-                clicked=clicked[kept].astype(np.float64),
-            )
+            data = seen(contexts[kept], np.arange(kept.sum()), arms[kept], clicked[kept])
             prior = AdditiveModel.prior(dim=2, arms=2, ridge=0.01, intercept=False)
             fitted = prior.fold(data, estimator="laplace").model
-            assert isinstance(fitted, AdditiveModel)
             errors[name].append(np.concatenate([fitted.theta_context - truth, fitted.theta_arms - (-1.0, 0.5)]))
     off = {name: np.mean(found, axis=0) / (np.std(found, axis=0) / 30**0.5) for name, found in errors.items()}
     assert np.abs(off["context"]).max() < 4

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bandit.beliefs import belief
+from tests.bandit.beliefs import belief, seen
 from tests.bandit.reference import dense_matrix, dense_theta
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import Spread, bonus_named
-from worker.bandit.click_model import Observations
 from worker.bandit.personal import PersonalModel
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError
@@ -61,14 +60,9 @@ def parameters(seed=0, dim=3, arms=6, ties=(), **settings):
 
 def tasteful(dim, arms, rng):
     """A personal model after 60 displays of users with tastes, at four positions."""
-    seen = Observations(
-        contexts=rng.standard_normal((60, dim)),
-        sessions=np.arange(60),
-        arms=rng.integers(0, arms, 60),
-        positions=rng.integers(0, 4, 60),
-        clicked=rng.integers(0, 2, 60).astype(float),
-    )
-    return PersonalModel.prior(dim=dim, arms=arms, ridge=1.0, horizon=4).fold(seen, estimator="laplace").model
+    contexts, shown, positions = rng.standard_normal((60, dim)), rng.integers(0, arms, 60), rng.integers(0, 4, 60)
+    data = seen(contexts, np.arange(60), shown, rng.integers(0, 2, 60), positions)
+    return PersonalModel.prior(dim=dim, arms=arms, ridge=1.0, horizon=4).fold(data, estimator="laplace").model
 
 
 def answers(arms, horizon, rng):

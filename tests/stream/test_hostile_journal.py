@@ -295,14 +295,8 @@ def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: 
 
 
 def test_a_fact_that_raises_costs_itself_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    pack = windows_module.pack_context
-
-    def raising(context: tuple[float, ...]) -> bytes:
-        if context == (6.0, 6.0):
-            raise ZeroDivisionError("as a test")
-        return pack(context)
-
-    monkeypatch.setattr(windows_module, "pack_context", raising)
+    failing = raising(windows_module.pack_context, lambda context: context == (6.0, 6.0))
+    monkeypatch.setattr(windows_module, "pack_context", failing)
     facts = [opened(f"s{n}", context=(float(n), float(n))) for n in range(9)]
     answers = [feedback(1, "a", n % 2 == 0, session_id=f"s{n}") for n in range(9)]
     values = [*map(encode_journal, facts), b"{", *map(encode_journal, answers), encode_journal(progress(1_000))]

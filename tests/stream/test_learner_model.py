@@ -26,10 +26,11 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import parameters_document
 from worker.stream.versions import KEPT, should_publish
-from worker.stream.windows import OpenWindows
+from worker.stream.windows import OpenWindows, Watermark
 
 SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "600"))
 
@@ -318,7 +319,7 @@ class World:
         self.compact()
         last = Reader(self, self._make_learner)
         last.finish()
-        if last.learner.open_sessions:
+        if last.learner.windows.sessions:
             raise ViolationError("a window that will never be closed holds back the resume offset")
 
 
@@ -514,18 +515,8 @@ class Training:
 @contextmanager
 def trained() -> Iterator[Training]:
     training = Training()
-    with patched(learner_module, "fold", training), patched(learner_module, "with_new_arms", training.with_new_arms):
+    with patch.multiple(learner_module, fold=training, with_new_arms=training.with_new_arms):
         yield training
-
-
-@contextmanager
-def patched(module: Any, name: str, value: Any) -> Iterator[Any]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield value
-    finally:
-        setattr(module, name, before)
 
 
 class ViolationError(AssertionError):
@@ -538,7 +529,7 @@ def check(world: World, training: Training) -> None:
         world.run()
     except FailedError as error:
         raise ViolationError(f"two learners disagreed: {error}") from error
-    with trained(), patched(learner_module, "OpenWindows", OpenWindows):
+    with trained(), patch.multiple(learner_module, OpenWindows=OpenWindows, Watermark=Watermark):
         if world.live:
             journal = world.journal
         else:
@@ -585,7 +576,7 @@ def run(seeds: range, *, live: bool, **parts: Any) -> Counter[str]:
     for seed in seeds:
         world = World(seed, live=live, **parts)
         # Republish often, so that short runs republish too.
-        with trained() as training, patched(learner_module, "REPUBLISH", 2):
+        with trained() as training, patch.object(learner_module, "REPUBLISH", 2):
             try:
                 check(world, training)
             except ViolationError as error:
@@ -634,8 +625,8 @@ class LeavesDueWindowsOpen(Learner):
 
     def _go_live(self, outcome: Any) -> None:
         self._live = True
-        for end in self._windows.due(self._due_until):
-            self._windows.close(end, session_timeout=0, whole_slates=False)
+        for end in self.windows.due(self._due_until):
+            self.windows.close(end, session_timeout=0, whole_slates=False)
 
 
 class ObeysTwice(Learner):
@@ -651,23 +642,23 @@ class ForgetsProgress(Learner):
 
     def _start(self, loaded: Parameters) -> None:
         super()._start(loaded)
-        self._windows = OpenWindows(window=SETTINGS.window)
+        self.windows = OpenWindows(window=SETTINGS.window)
 
 
-class Hurries(Learner):
+class Hurries(Watermark):
     """Follows the fastest partition."""
 
     @property
-    def watermark(self) -> int:
-        return self._watermark.reached
+    def time(self) -> int:
+        return self.reached
 
 
-class DoesNotWaitForPartitions(Learner):
+class DoesNotWaitForPartitions(Watermark):
     """Takes the watermark over the partitions that have reported."""
 
     @property
-    def watermark(self) -> int:
-        return min(filter(None, self._watermark.by_partition().values()), default=0)
+    def time(self) -> int:
+        return min(filter(None, self.by_partition().values()), default=0)
 
 
 class ResumesTooLate(Learner):
@@ -826,9 +817,8 @@ STORMY: dict[str, Any] = {"live": True, "stormy": True}
 def test_the_model_notices_a_system_that(mutant: type, world: dict[str, Any]) -> None:
     overridden = [name for name in vars(mutant) if not name.startswith("__")]
     assert all(hasattr(mutant.__base__, name) for name in overridden), "a mutant that changes nothing"
-    parts = {"learner": mutant} if issubclass(mutant, Learner) else {}
-    if issubclass(mutant, Server):
-        parts = {"server": mutant}
-    windows = mutant if issubclass(mutant, OpenWindows) else OpenWindows
-    with patched(learner_module, "OpenWindows", windows), pytest.raises(ViolationError):
+    base = mutant.__base__
+    parts = {name: mutant for name, kind in (("learner", Learner), ("server", Server)) if base is kind}
+    replaced: Any = nullcontext() if parts else patch.object(learner_module, base.__name__, mutant)
+    with replaced, pytest.raises(ViolationError):
         run(range(1000), **world, **parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import orjson
@@ -11,7 +11,7 @@ import pytest
 
 from tests.stream.scenes import arrival, feedback, opened, serving, stored
 from worker.stream.encoding import encode_journal
-from worker.stream.events import MOST_PARTITIONS, Progress
+from worker.stream.events import MOST_PARTITIONS, FeedbackFact, Opened, Progress
 from worker.stream.learner import Learner
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.windows import OpenWindows
@@ -48,7 +48,7 @@ def test_progress_of_more_partitions_than_topics_have_is_passed_over(partitions:
     true = encode_journal(Progress(partition=0, partitions=1, time=7))
     _, peak = allocated(lambda: learner.handle([(0, forged), (1, true)]))
     assert peak < 100 * KB
-    assert (learner.partitions, learner.watermark) == (1, 7)
+    assert (learner.watermark.partitions, learner.watermark.time) == (1, 7)
     assert [kind for kind, *_ in learner.handle([(2, forged)]).troubles] == ["fold-passed-over"]
 
 
@@ -59,32 +59,29 @@ def test_the_most_partitions_take_little_memory() -> None:
     assert left < 2 * KB * KB
 
 
-def test_the_longest_exclusions_take_eight_bytes_each_in_the_learner() -> None:
-    windows = OpenWindows(window=1_000)
-    facts = [encode_journal(opened(f"s{n}", 100, exclude=tuple(long_list(n)))) for n in range(300)]
-    decode = msgspec.json.Decoder(type(opened())).decode
+def collected(windows: OpenWindows, facts: Sequence[Opened | FeedbackFact]) -> int:
+    """Return the bytes that facts take in the windows of a learner, decoded from their records."""
+    records, decode = [encode_journal(fact) for fact in facts], msgspec.json.Decoder(type(facts[0])).decode
 
-    def fold() -> OpenWindows:
-        for offset, fact in enumerate(facts):
-            windows.open(offset, decode(fact))
+    def collect() -> OpenWindows:
+        for offset, record in enumerate(records):
+            fact = decode(record)
+            assert windows.open(offset, fact) if isinstance(fact, Opened) else windows.answer(offset, fact)
         return windows
 
-    left, _ = allocated(fold)
+    return allocated(collect)[0]
+
+
+def test_the_longest_exclusions_take_eight_bytes_each_in_the_learner() -> None:
+    windows = OpenWindows(window=1_000)
+    left = collected(windows, [opened(f"s{n}", 100, exclude=tuple(long_list(n))) for n in range(300)])
     assert left < 300 * (256 * 8 + KB) + 8 * KB * KB, "and the cache of hashes, of a fixed size"
     assert len(windows.close(1_000, session_timeout=60, whole_slates=False).plans) == 300
 
 
 def test_answers_share_the_names_of_arms() -> None:
-    windows = OpenWindows(window=10_000)
-    facts = [encode_journal(feedback(1, "a" * LONGEST, True, n, f"s{n}")) for n in range(1_000)]
-    decode = msgspec.json.Decoder(type(feedback(1, "a", True))).decode
-
-    def fold() -> OpenWindows:
-        for offset, fact in enumerate(facts):
-            windows.answer(offset, decode(fact))
-        return windows
-
-    assert allocated(fold)[0] / 1_000 < 400
+    facts = [feedback(1, "a" * LONGEST, True, n, f"s{n}") for n in range(1_000)]
+    assert collected(OpenWindows(window=10_000), facts) / 1_000 < 400
 
 
 # ── serving ──────────────────────────────────────────────────────────────────────────────────────────────────────────

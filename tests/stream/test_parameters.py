@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.bandit.beliefs import belief
+from tests.bandit.beliefs import belief, seen
+from tests.bandit.reference import dense_matrix
 from tests.stream.scenes import ADDITIVE
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
-from worker.bandit.click_model import Observations
 from worker.bandit.personal import PersonalModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
@@ -64,17 +64,11 @@ def personal() -> Parameters:
     generator = np.random.default_rng(3)
     first = Parameters.first(LearningSettings(dim=2, horizon=3), version().arms)
     arms = generator.integers(0, 3, 40)
-    seen = Observations(
-        contexts=generator.standard_normal((20, 2)),
-        sessions=np.repeat(np.arange(20), 2),
-        arms=arms,
-        positions=np.tile([0, 1], 20),
-        clicked=(generator.random(40) < 0.3).astype(float),
-    )
-    answers = AnswerCounts.none(arms=3, horizon=3).plus(
-        positions=np.tile([0, 1], 20), arms=arms, answered=(generator.random(40) < 0.8).astype(float)
-    )
-    return replace(first, version=4, model=first.model.fold(seen, estimator="laplace").model, answers=answers, folds=1)
+    contexts, positions = generator.standard_normal((20, 2)), np.tile([0, 1], 20)
+    data = seen(contexts, np.repeat(np.arange(20), 2), arms, generator.random(40) < 0.3, positions)
+    answered = (generator.random(40) < 0.8).astype(float)
+    answers = AnswerCounts.none(arms=3, horizon=3).plus(positions=positions, arms=arms, answered=answered)
+    return replace(first, version=4, model=first.model.fold(data, estimator="laplace").model, answers=answers, folds=1)
 
 
 def record_of(parameters: Parameters) -> dict[str, Any]:
@@ -154,25 +148,25 @@ def test_a_version_comes_back_as_it_was(one: Parameters) -> None:
     assert decode_parameters(encode_parameters(one), complete=False) == one
 
 
-def test_the_same_version_gives_the_same_bytes_whatever_order_its_progress_came_in() -> None:
-    one, other = version(progress={0: 1, 10: 2, 2: 3}), version(progress={2: 3, 10: 2, 0: 1})
+def with_numbers(kind: type) -> Parameters:
+    """Return a version whose settings and rewards are given as `int` or as `float`."""
+    numbers = {"epsilon": 0, "forgetting": 1, "random_share": 0, "beta": 2, "ridge": 1}
+    learning = {**ADDITIVE, "dim": 2, "horizon": 3, **{name: kind(number) for name, number in numbers.items()}}
+    arms = tuple(Arm(arm=arm, reward=kind(reward)) for arm, reward in (("a", 1), ("b", 2), ("c", 3)))
+    return version(settings=LearningSettings(**learning), arms=arms)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (version(progress={0: 1, 10: 2, 2: 3}), version(progress={2: 3, 10: 2, 0: 1})),
+        (with_numbers(int), with_numbers(float)),
+        (version(thresholds=tuple(np.array([0.3, 0.2, 0.1])), radius=np.float64(1.5)), version()),
+    ],
+    ids=["progress in another order", "whole numbers", "numbers of numpy"],
+)
+def test_the_same_version_gives_the_same_bytes_however_it_is_given(one: Parameters, other: Parameters) -> None:
     assert encode_parameters(one) == encode_parameters(other)
-
-
-def test_equal_settings_have_equal_hashes_whether_given_as_whole_numbers_or_not() -> None:
-    given = {**ADDITIVE, "dim": 2, "horizon": 3}
-    whole = LearningSettings(**{**given, "beta": 2, "ridge": 1}, epsilon=0, forgetting=1, random_share=0)
-    broken = LearningSettings(**{**given, "beta": 2.0, "ridge": 1.0}, epsilon=0.0, forgetting=1.0, random_share=0.0)
-    one = version(settings=whole, arms=(Arm(arm="a", reward=1), Arm(arm="b", reward=2), Arm(arm="c", reward=3)))
-    other = version(
-        settings=broken, arms=(Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
-    )
-    assert encode_parameters(one) == encode_parameters(other)
-
-
-def test_thresholds_straight_out_of_numpy_can_be_written() -> None:
-    one = version(thresholds=tuple(np.array([0.3, 0.2, 0.1])), radius=np.float64(1.5))
-    assert encode_parameters(one) == encode_parameters(version())
 
 
 # ── the hash ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -307,15 +301,10 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r["arms"].__setitem__(1, {**r["arms"][1], "arm": "a"}), "two arms have the same id"),
     (lambda r: r["arms"][0].update(reward=0), "> 0.0"),
     (lambda r: r["arms"][0].update(reward=True), "got `bool`"),
-    (lambda r: r["arms"][0].update(active="no"), r"Expected `bool`, got `str` - at `\$.arms"),
-    (lambda r: r["arms"][0].update(arm=5), r"Expected `str`, got `int` - at `\$.arms"),
     (lambda r: r["arms"].pop(), "the model has 3 arms, the catalogue 2"),
     (lambda r: r.update(dim=3), "the model has 2 context features, dim says 3"),
     (lambda r: r.update(dim=2.0), r"\$.dim"),
-    (lambda r: r.update(version=1.5), r"\$.version"),
     (lambda r: r.update(version=True), "got `bool`.*version"),
-    (lambda r: r.update(frozen=0), r"\$.frozen"),
-    (lambda r: r.update(parent_sha256=None), r"\$.parent_sha256"),
     (lambda r: r.update(horizon=4), "3 thresholds for a horizon of 4"),
     (lambda r: r.update(thresholds=[0.1, None, 0.1]), "threshold"),
     (lambda r: r.update(radius="1"), "radius"),
@@ -325,9 +314,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r["precision"].update(context=[[1.0, 0.5], [0.4, 1.0]]), "symmetric"),
     (lambda r: r["precision"].update(cross=[[0.0, 0.0]]), "shape"),
     (lambda r: r.update(policy="best"), "unknown policy 'best'; one of"),
-    (lambda r: r.update(progress=[1]), r"got `array` - at `\$.progress"),
     (lambda r: r.update(progress={"x": 1}), "regex"),
-    (lambda r: r.update(progress={"0": 1.5}), r"got `float` - at `\$.progress"),
     (lambda r: r.update(model="x"), "unknown model 'x'; one of"),
 ]
 
@@ -339,8 +326,6 @@ WRONG_PERSONAL: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r.pop("ad_groups"), "ad_groups is missing"),
     (lambda r: r.update(positions=[0.0]), "shape"),
     (lambda r: r.update(clock=-1.0), r"\$.clock"),
-    (lambda r: r.update(kept=1.5), r"\$.kept"),
-    (lambda r: r.update(spread=2.0), r"\$.spread"),
     (lambda r: r.update(forgetting="often"), r"\$.forgetting"),
     (lambda r: r.update(own=[[1.0]]), "own must be a row"),
     (lambda r: r.update(own=[[0.0, 0.0, float("1e999")]] * 3), r"got `null` - at `\$.own"),
@@ -351,12 +336,10 @@ WRONG_PERSONAL: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r["precision"].pop("information"), "information is missing"),
     (lambda r: r.update(intercept=False), "has an intercept"),
     (lambda r: r.update(model="additive"), "theta_context is missing"),
-    (lambda r: r.update(model="best"), "unknown model 'best'"),
     (lambda r: r["answer_counts"].update(answered=[[9.0] * 3] * 3), "at most answers.displayed"),
     (lambda r: r["answer_counts"].update(displayed=[[0.0]], answered=[[0.0]]), "answers have the shape"),
     (lambda r: r.update(answers="some"), "unknown answers 'some'"),
     (lambda r: r.update(ties=[0.5]), "1 ties for 3 thresholds"),
-    (lambda r: r.update(ties="0.5"), r"\$.ties"),
 ]
 
 
@@ -391,19 +374,11 @@ BY_HAND: dict[str, Any] = {
 
 def test_a_file_with_the_fields_of_planning_is_enough_for_explain() -> None:
     decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
-    kind = {
-        "model": "additive",
-        "intercept": False,
-        "answers": "all",
-        "standardise": False,
-        "learn_at_most": 0,
-        "spread": 0.0,
-    }
-    assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0, **kind)
+    kind: dict[str, Any] = {"model": "additive", "intercept": False, "answers": "all", "standardise": False}
+    plain = LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0, learn_at_most=0, spread=0.0, **kind)
+    assert decoded.settings == plain
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
-    assert decoded.model.precision == Precision(
-        context=np.array([[2.0]]), cross=np.array([[0.5], [0.0]]), arms=np.array([2.0, 1.0])
-    )
+    assert dense_matrix(decoded.model.precision).tolist() == [[2.0, 0.5, 0.0], [0.5, 2.0, 0.0], [0.0, 0.0, 1.0]]
     assert (decoded.version, decoded.beta, decoded.thresholds) == (0, 1.0, ())
     with pytest.raises(ParametersError, match="no sha256"):
         decode_parameters(json.dumps(BY_HAND).encode())
@@ -427,32 +402,20 @@ def test_the_first_version_is_the_prior_under_which_all_explore() -> None:
     assert first.answers == AnswerCounts.none(arms=2, horizon=3)
     assert (first.version, first.effective_at, first.thresholds, first.beta) == (0, 0, (0.0,) * 3, 1.25)
     assert first.rewards.tolist() == [1.0, 2.0]
-
-
-def test_the_first_version_has_the_model_of_the_settings() -> None:
-    learning = LearningSettings(dim=2, model="additive", ridge=2.0, answers="all")
-    arms = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0))
-    first = Parameters.first(learning, arms)
-    assert (first.model, first.answers) == (
-        AdditiveModel.prior(dim=2, arms=2, ridge=2.0, intercept=True, horizon=5),
-        None,
-    )
-    paper = Parameters.first(replace(learning, intercept=False), arms)
+    additive = replace(learning, model="additive", answers="all")
+    prior = AdditiveModel.prior(dim=2, arms=2, ridge=2.0, intercept=True, horizon=3)
+    assert Parameters.first(additive, first.arms) == replace(first, settings=additive, model=prior, answers=None)
+    paper = Parameters.first(replace(additive, intercept=False), first.arms)
     assert paper.model == AdditiveModel.prior(dim=2, arms=2, ridge=2.0)
 
 
-def test_under_theory_even_the_first_version_explores() -> None:
-    first = Parameters.first(LearningSettings(dim=2, beta="theory"), (Arm(arm="a", reward=1.0),))
-    assert first.beta > 1
-    assert Parameters.first(LearningSettings(dim=2, beta="theory"), ()).beta == 0
-
-
-def test_beta_is_the_radius_under_theory_and_the_setting_otherwise() -> None:
-    learning = LearningSettings(**{**ADDITIVE, "dim": 2, "horizon": 3, "beta": "theory"})
-    theory = version(settings=learning, radius=88.0)
-    assert theory.beta == 88.0
-    assert decode_parameters(encode_parameters(theory)).beta == 88.0
+def test_beta_is_the_radius_under_theory_by_which_even_the_first_version_explores() -> None:
+    theory = LearningSettings(**{**ADDITIVE, "dim": 2, "horizon": 3, "beta": "theory"})
+    later = version(settings=theory, radius=88.0)
+    assert later.beta == decode_parameters(encode_parameters(later)).beta == 88.0
     assert version(radius=88.0).beta == 1.5
+    assert Parameters.first(theory, (Arm(arm="a", reward=1.0),)).beta > 1
+    assert Parameters.first(theory, ()).beta == 0
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -466,13 +429,11 @@ def test_a_version_has_no_number_that_json_lacks(bad: float) -> None:
     ("changes", "message"),
     [
         ({"dim": 0}, "dim must be a whole number of at least 1, not 0"),
-        ({"dim": True}, "dim must be a whole number"),
         ({"horizon": 0}, "horizon must be a whole number of at least 1"),
         ({"horizon": "3"}, "horizon must be a whole number"),
         ({"warmup": -1}, "warmup must be a whole number of at least 0"),
         ({"horizon_episodes": 1}, "horizon_episodes must be a whole number of at least 2"),
         ({"window": 0}, "window must be a whole number of at least 1"),
-        ({"session_timeout": -1}, "session_timeout"),
         ({"lateness": 0.5}, "lateness"),
         ({"policy": "ucb"}, "unknown policy 'ucb'"),
         ({"bonus": ["value"]}, "unknown bonus"),
@@ -482,15 +443,9 @@ def test_a_version_has_no_number_that_json_lacks(bad: float) -> None:
         ({"epsilon": "0.1"}, "epsilon must be a finite number"),
         ({"random_share": -0.1}, "random_share must be between 0 and 1"),
         ({"forgetting": 0.0}, "forgetting must be auto, or above 0"),
-        ({"forgetting": 1.01}, "forgetting must be auto, or above 0"),
         ({"forgetting": "always"}, 'forgetting must be a number or "auto"'),
-        ({"forgetting": True}, "forgetting must be a finite number"),
         ({"spread": 1.01}, "spread must be between 0 and 1"),
-        ({"spread": -0.5}, "spread must be between 0 and 1"),
-        ({"spread": "wide"}, "spread must be a finite number"),
-        ({"spread": float("nan")}, "spread must be a finite number"),
         ({"ridge": 0.0}, "ridge must be a finite number above zero"),
-        ({"ridge": float("inf")}, "ridge must be a finite number"),
         ({"beta": -1.0}, "beta must be a finite number of at least 0"),
         ({"beta": float("nan")}, "beta must be a finite number"),
         ({"beta": "practice"}, 'beta must be a number or "theory"'),

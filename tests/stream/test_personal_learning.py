@@ -172,13 +172,6 @@ def test_an_ad_that_gets_no_answer_fades_out_instead_of_taking_over(policy: str)
 # ── exploration ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_budget_is_that_of_the_episode_that_comes() -> None:
-    stream = Stream(policy="aucbbp", horizon_episodes=300)
-    stream.window(np.random.default_rng(7).normal(size=(300, 2)), lambda *_: False)
-    # Episode 1 was the warm-up; the next one is t = 2, as in `simulate`.
-    assert stream.current.explore_budget == explore_budget(300, 2, 300)
-
-
 @pytest.mark.parametrize("segments", [1, 4])
 @pytest.mark.parametrize("repeats", [True, False])
 def test_where_contexts_are_few_as_many_sessions_explore_as_the_budget_says(segments: int, repeats: bool) -> None:

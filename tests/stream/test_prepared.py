@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.bandit.beliefs import seen
 from tests.test_second_model import ConstantRate
 from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts
-from worker.bandit.click_model import Observations
 from worker.stream.contexts import Standardisation, pack_context
 from worker.stream.events import Arrival
 from worker.stream.features import Features
@@ -38,19 +38,15 @@ def learned(**changes: Any) -> Parameters:
         for k in range(ARMS)
     )
     first, generator = Parameters.first(settings, arms), np.random.default_rng(7)
-    seen = Observations(
-        contexts=generator.normal(size=(USERS, DIM)),
-        sessions=np.repeat(np.arange(USERS), 3),
-        arms=generator.integers(0, ARMS, 3 * USERS),
-        positions=np.tile(np.arange(3), USERS),
-        clicked=(generator.random(3 * USERS) < 0.3).astype(np.float64),
-    )
+    contexts, shown = generator.normal(size=(USERS, DIM)), generator.integers(0, ARMS, 3 * USERS)
+    clicked, positions = generator.random(3 * USERS) < 0.3, np.tile(np.arange(3), USERS)
+    data = seen(contexts, np.repeat(np.arange(USERS), 3), shown, clicked, positions)
     counts = np.floor(generator.random((4, ARMS)) * 50)
     return replace(
         first,
         version=3,
         folds=2,
-        model=first.model.fold(seen, estimator=settings.estimator).model,
+        model=first.model.fold(data, estimator=settings.estimator).model,
         thresholds=(0.3, 0.2, 0.1, 0.05),
         ties=(0.5, 0.25, 1.0, 0.0),
         answers=AnswerCounts(displayed=counts + 20, answered=counts),

@@ -15,7 +15,7 @@ from tests.transport.test_learner import PARAMETERS, TOPICS, publisher
 from worker.kafka.history import HistoryReader, HistoryWriter
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Tag
-from worker.stream.history import HOUR, INDEX_KEY, KeptVersion, recent_slot, tag_slot, tags
+from worker.stream.history import HOUR, INDEX_KEY, KeptVersion, tag_slot, tags
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Record
@@ -149,7 +149,7 @@ def test_an_index_that_points_to_compacted_records_is_made_again_from_the_topic(
     topic.history_writer().keep(made)
     reader = topic.history_reader()
     reader.slots = {slot: kept._replace(offset=99) for slot, kept in reader.slots.items()}
-    assert reader.find(recent_slot(1)) == made[1]
+    assert reader.find("recent/1") == made[1]
 
 
 def test_the_learner_keeps_what_it_publishes_and_tags_before_the_next_version(

@@ -155,16 +155,16 @@ def test_episodes_come_first_and_a_version_comes_once_whoever_makes_it(
     assert "refused: as a test" in caplog.text
     reports = [orjson.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert [report["position"] for report in reports] == [0, len(facts)] * 2
-    assert reports[1]["watermark"] == learner.watermark
+    assert reports[1]["watermark"] == learner.watermark.time
     assert reports[1]["episodes"] == [orjson.loads(cluster.values(TOPICS.episodes)[0])]
 
 
 def test_the_learner_names_the_slowest_partition_and_counts_late_records_when_they_come() -> None:
     learner = Learner(settings(), ARMS)
-    assert learner.slowest_partition == -1
+    assert learner.watermark.slowest == -1
     times = {0: START + 90_000, 1: START + 80_000, 2: START + 95_000}
     learner.handle(enumerate(encode_journal(Progress(partition=p, partitions=3, time=at)) for p, at in times.items()))
-    assert (learner.slowest_partition, learner.watermark) == (1, START + 80_000)
+    assert (learner.watermark.slowest, learner.watermark.time) == (1, START + 80_000)
     arms, context = [arm.arm for arm in ARMS], (0.5,) * settings().dim
     facts = (opened(arrived_at=START, slate=arms, context=context), feedback(1, arms[0], True, occurred_at=START))
     outcome = learner.handle(enumerate(map(encode_journal, facts), start=3))

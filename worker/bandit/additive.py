@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, row_products, sigmoid
-from worker.bandit.click_model import Displays, Fit, Observations, inputs
-from worker.bandit.estimators import ByArm, Coefficients, inner
+from worker.bandit.click_model import Displays, inputs
+from worker.bandit.estimators import ByArm, Coefficients
 from worker.bandit.groups import Groups
-from worker.bandit.learning import learn
+from worker.bandit.learning import LinearModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
@@ -32,7 +32,7 @@ INTERCEPT_PRECISION = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AdditiveModel:
+class AdditiveModel(LinearModel):
     """The belief about θ_x (d,), or with an intercept (1+d+P,), and θ_k (K,); see `ClickModel` and `LinearModel`.
 
     Examples
@@ -40,6 +40,15 @@ class AdditiveModel:
     >>> belief = AdditiveModel.prior(dim=2, arms=3, ridge=1.0)
     >>> sigmoid(belief.log_odds(np.zeros((1, 2))))
     array([[0.5, 0.5, 0.5]])
+
+    A hundred clicks in a hundred displays move an arm's log-odds up, but not to infinity.
+
+    >>> from worker.bandit.click_model import Observations
+    >>> zeros = np.zeros(100, dtype=np.intp)
+    >>> shown = Observations(contexts=np.zeros((100, 2)), sessions=np.arange(100), arms=zeros, positions=zeros,
+    ...                      clicked=np.ones(100))
+    >>> belief.fold(shown, estimator="laplace").model.theta_arms.round(2)
+    array([3.36, 0.  , 0.  ])
     """
 
     name: ClassVar[str] = "additive"
@@ -58,7 +67,6 @@ class AdditiveModel:
     #: The precision of θ_x before any data, (d,) or (1+d,); the rest of θ_x are effects of positions.
     prior_precision: Floats = field(repr=False)
     intercept: bool = False
-    reuses_information: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         shapes = {"theta_context": (self.precision.dim,), "theta_arms": self.precision.arms.shape}
@@ -122,14 +130,6 @@ class AdditiveModel:
         parts = (self.theta_context, self.theta_arms, precision.context, precision.cross, precision.arms)
         return dict(zip(self.fields, (*parts, self.prior_precision), strict=True))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, AdditiveModel):
-            return NotImplemented
-        same = map(np.array_equal, self.pack().values(), other.pack().values())
-        return self.intercept == other.intercept and all(same)
-
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def dim(self) -> int:
         return len(self.prior_precision) - self.intercept
@@ -177,29 +177,9 @@ class AdditiveModel:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(
-        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
-    ) -> Fit[AdditiveModel]:
-        """Learn from answered displays by the estimator called `estimator`.
-
-        A hundred clicks in a hundred displays move an arm's log-odds up, but not to infinity.
-
-        >>> prior = AdditiveModel.prior(dim=1, arms=2, ridge=1.0)
-        >>> shown = Observations(contexts=np.zeros((100, 1)), sessions=np.arange(100),
-        ...                      arms=np.zeros(100, dtype=np.intp), positions=np.zeros(100, dtype=np.intp),
-        ...                      clicked=np.ones(100))
-        >>> prior.fold(shown, estimator="laplace").model.theta_arms.round(2)
-        array([3.36, 0.  ])
-        """
-        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting, changes=changes)
-        return Fit(model=model, steps=steps, kept=kept)
-
     @property
     def coefficients(self) -> Coefficients:
         return self.theta_context, self.theta_arms
-
-    def strengthened(self) -> AdditiveModel:
-        return self
 
     def by_arm(self, data: Displays) -> ByArm:
         rows, effects = self._inputs(data.contexts), self.precision.dim - len(self.prior_precision)
@@ -220,16 +200,8 @@ class AdditiveModel:
         per_arm = np.bincount(data.arms, weights=slopes, minlength=self.arms)
         return data.inputs.T @ per_session, np.asarray(per_arm, dtype=np.float64)
 
-    def information(self, data: ByArm, weights: Floats) -> Precision:
-        return self.precision.plus(data, weights)
-
     def updated(self, coefficients: Coefficients, precision: Precision) -> AdditiveModel:
         return replace(self, theta_context=coefficients[0], theta_arms=coefficients[1], precision=precision)
-
-    def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        gradient = self.gradient(self.by_arm(shown), slopes)
-        direction = self.precision.solve(*gradient)
-        return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
     def forget(self, keep: float) -> AdditiveModel:
         prior = np.concatenate([self.prior_precision, np.ones(self.precision.dim - len(self.prior_precision))])
@@ -296,18 +268,8 @@ class AdditiveModel:
         return self.theta_context[int(self.intercept) : len(self.prior_precision)]
 
     @property
-    def effect_deviations(self) -> Floats:
-        """The posterior standard deviation of θ_x, the square root of the diagonal of LᵀL, (d,)."""
-        deviations = np.sqrt((self.precision.whitening**2).sum(axis=0))
-        return np.asarray(deviations[int(self.intercept) : len(self.prior_precision)])
-
-    @property
     def norm(self) -> float:
         return float(np.hypot(np.linalg.norm(self.theta_context), np.linalg.norm(self.theta_arms)))
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        return self.precision.smallest_eigenvalue
 
 
 def _offsets(contexts: Floats, theta_context: Floats) -> Floats:

@@ -37,19 +37,10 @@ class AnswerRates:
     arms: Floats
     positions: Floats
 
-    @classmethod
-    def everybody(cls, *, arms: int, horizon: int) -> AnswerRates:
-        """Return the rates where everybody goes on."""
-        return cls(arms=np.ones(arms), positions=np.ones(horizon))
-
     @property
     def are_all_one(self) -> bool:
         """Whether everybody goes on."""
         return bool((self.arms == 1).all() and (self.positions == 1).all())
-
-    def choose_arms(self, arms: Ints) -> AnswerRates:
-        """Return the rates of these arms alone."""
-        return AnswerRates(arms=self.arms[arms], positions=self.positions)
 
     def of_arms(self, shown: Ints, horizon: int) -> Floats:
         """Return the rates of these arms at each position, (H, len(shown)); later positions have the last one's."""
@@ -93,8 +84,6 @@ class AnswerCounts:
         if not isinstance(other, AnswerCounts):
             return NotImplemented
         return np.array_equal(self.displayed, other.displayed) and np.array_equal(self.answered, other.answered)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @classmethod
     def none(cls, *, arms: int, horizon: int) -> AnswerCounts:

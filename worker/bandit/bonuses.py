@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from worker.bandit.answers import Cascade
 from worker.bandit.arrays import Array, Floats, sigmoid
 from worker.errors import InputError
 
@@ -23,84 +21,64 @@ NEWCOMERS = 0.2
 _STEEPEST = 40.0  # e^−40 squared is still a number in single precision
 
 
-class Bonus(Protocol):
-    """A rule for the bonus, from click probabilities f, widths, revenues e and continuation values V."""
+class Bonus(ABC):
+    """A rule for the bonus, from click probabilities f, widths, revenues e and continuation values V.
 
-    name: str
-
-    def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
-        """Return the bonus of each arm; `widths` are β·width, `gains` are e − V."""
-
-    def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
-        """Return the probabilities that an exploring session plans on without repeats; `widths` are β·width.
-
-        `factors` (n, columns) multiply the bonus of each session and arm.
-        """
-
-    def scores(
-        self,
-        chances: Array,
-        widths: Array,
-        rewards: Array,
-        continuations: Array,
-        cascade: Cascade,
-        factors: Array | None = None,
-    ) -> Iterator[Array]:
-        """Yield, per step h, what the optimistic arm is the argmax of, (n, columns): Q_h + bonus, but for a constant.
-
-        `chances` are those of the first position, `widths` are β·width and may be overwritten; `continuations` are
-        V_1 … V_{H+1}, (n, H+1).
-        """
-
-
-class SlopeBonus(ABC):
-    """β·width·slope·max(e − V, 0) with a slope of the logistic curve: β standard deviations of Q_h(k) for fixed V."""
+    `widths` are β·width everywhere. `factors` (n, columns), if there are any, multiply the bonus of session and arm.
+    """
 
     name: str
 
     @abstractmethod
-    def slopes(self, chances: Array, widths: Array) -> Array:
-        """Return the slope for each f, an array of its own; `widths` are β·width."""
+    def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
+        """Return the bonus of each arm; `gains` are e − V."""
 
-    def gains(self, chances: Array, widths: Array, factors: Array | None) -> Array:
+    @abstractmethod
+    def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
+        """Return the probabilities that an exploring session plans on without repeats."""
+
+    @abstractmethod
+    def raised(self, chances: Array, widths: Array, factors: Array | None) -> Array:
+        """Return the part of `scores` that all positions with the same click probabilities share."""
+
+    @abstractmethod
+    def scores(self, gains: Array, chances: Array, raised: Array, *, leaving: bool) -> Array:
+        """Return f(e − sV) + bonus of each arm, (n, columns), but for a constant of each session if nobody leaves.
+
+        `gains` are e − sV, s being the share of the users without a click who go on, and may be overwritten.
+        """
+
+
+class SlopeBonus(Bonus):
+    """β·width·slope·max(e − V, 0) with a slope of the logistic curve: β standard deviations of Q_h(k) for fixed V."""
+
+    @abstractmethod
+    def slopes(self, chances: Array, widths: Array) -> Array:
+        """Return the slope for each f, an array of its own."""
+
+    def raised(self, chances: Array, widths: Array, factors: Array | None) -> Array:
         """Return f + β·width·slope, an array of its own: the score of an arm per unit of e − sV > 0."""
-        gains = self.slopes(chances, widths)
-        gains *= widths
+        raised = self.slopes(chances, widths)
+        raised *= widths
         if factors is not None:
-            gains *= factors
-        gains += chances
-        return gains
+            raised *= factors
+        raised += chances
+        return raised
 
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
         return np.asarray(widths * self.slopes(chances, widths) * np.maximum(gains, 0.0))
 
     def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
-        return np.minimum(self.gains(sigmoid(log_odds), widths, factors), 1)
+        return np.minimum(self.raised(sigmoid(log_odds), widths, factors), 1)
 
-    def scores(
-        self,
-        chances: Array,
-        widths: Array,
-        rewards: Array,
-        continuations: Array,
-        cascade: Cascade,
-        factors: Array | None = None,
-    ) -> Iterator[Array]:
-        gains = self.gains(chances, widths, factors)
-        for h, values in enumerate(continuations.T[1:]):
-            ahead, here = cascade.ahead(values, h), cascade.chances(chances, h)
-            if here is not chances:
-                gains = self.gains(here, widths, factors)
-            scores = rewards - ahead
-            if cascade.rates is None:
-                # f(e−V) + bonus. Where e > V both terms share the factor e − V. An arm with e ≤ V has no bonus, and
-                # scores at most 0 either way; some arm has e > V.
-                scores *= gains
-            else:
-                # Where e ≤ sV the product with the larger factor is the lower one.
-                np.maximum(scores * gains, scores * here, out=scores)
-                scores += ahead
-            yield scores
+    def scores(self, gains: Array, chances: Array, raised: Array, *, leaving: bool) -> Array:
+        if leaving:  # where e ≤ sV the product with the larger factor is the lower one
+            np.maximum(gains * raised, gains * chances, out=gains)
+            return gains
+        # Where e > V both terms share the factor e − V. An arm with e ≤ V has no bonus, and scores at most 0 either
+        # way; some arm has e > V.
+        gains *= raised
+        return gains
 
 
 class ValueBonus(SlopeBonus):
@@ -139,8 +117,8 @@ class CurveBonus(SlopeBonus):
         return slopes
 
 
-class PaperBonus:
-    """β·width, the same whatever an arm can earn: as printed in the paper."""
+class PaperBonus(Bonus):
+    """β·width, the same for any revenue of an arm: as printed in the paper."""
 
     name = "paper"
 
@@ -150,23 +128,13 @@ class PaperBonus:
     def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
         raise InputError("the bonus paper has no probabilities to plan on without repeats")
 
-    def scores(
-        self,
-        chances: Array,
-        widths: Array,
-        rewards: Array,
-        continuations: Array,
-        cascade: Cascade,
-        factors: Array | None = None,
-    ) -> Iterator[Array]:
-        for h, values in enumerate(continuations.T[1:]):
-            ahead = cascade.ahead(values, h)
-            scores = rewards - ahead
-            scores *= cascade.chances(chances, h)
-            scores += widths if factors is None else widths * factors
-            if cascade.rates is not None:
-                scores += ahead
-            yield scores
+    def raised(self, chances: Array, widths: Array, factors: Array | None) -> Array:
+        return widths if factors is None else widths * factors
+
+    def scores(self, gains: Array, chances: Array, raised: Array, *, leaving: bool) -> Array:
+        gains *= chances
+        gains += raised
+        return gains
 
 
 BONUSES: Mapping[str, Bonus] = {bonus.name: bonus for bonus in (CurveBonus(), ValueBonus(), PaperBonus())}

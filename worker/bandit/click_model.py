@@ -190,10 +190,6 @@ class ClickModel(Truth, Protocol):
         """The posterior standard deviation of `biases`, (K,)."""
 
     @property
-    def effect_deviations(self) -> Floats:
-        """The posterior standard deviation of `effects`, (d,)."""
-
-    @property
     def norm(self) -> float:
         """The length of the vector of all parameters."""
 
@@ -202,7 +198,7 @@ class ClickModel(Truth, Protocol):
         """The smallest eigenvalue of the precision."""
 
 
-Model = TypeVar("Model", bound=ClickModel, covariant=True)
+Model = TypeVar("Model", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

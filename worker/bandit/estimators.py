@@ -10,13 +10,16 @@ With p = σ(zᵀθ), w = p(1−p) and g = Σ z(y − p):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.click_model import Displays, Observations
+from worker.bandit.click_model import Observations
 from worker.errors import EstimationError, InputError
+
+if TYPE_CHECKING:  # the model learns by the functions of this file
+    from worker.bandit.learning import LinearModel
 
 # Of a Newton step, in posterior standard deviations: the unit that neither the scale of the contexts nor the condition
 # of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
@@ -109,38 +112,8 @@ class Information(Protocol):
         """The logarithm of the determinant of A."""
 
 
-class LinearModel(Protocol):
-    """A click model as the estimators see it."""
-
-    #: Whether short Newton steps use the information of the step before.
-    reuses_information: ClassVar[bool]
-
-    @property
-    def coefficients(self) -> Coefficients:
-        """The estimate θ̂."""
-
-    @property
-    def precision(self) -> Any:
-        """The precision A, an `Information`."""
-
-    def by_arm(self, data: Displays) -> ByArm:
-        """Prepare displays for the methods below."""
-
-    def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
-        """Return zᵀθ of displays, (m,)."""
-
-    def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
-        """Return Σ slopes·z over displays."""
-
-    def information(self, data: ByArm, weights: Floats) -> Any:
-        """Return A + Σ w z zᵀ over displays."""
-
-    def updated(self, coefficients: Coefficients, precision: Any) -> Self:
-        """Return the model with another estimate and precision."""
-
-
-Model = TypeVar("Model", bound=LinearModel)
-Estimator = Callable[[LinearModel, ByArm, Floats], tuple[Coefficients, Information, int]]  # θ̂, A, Newton steps
+Model = TypeVar("Model", bound="LinearModel")
+Estimator = Callable[["LinearModel", ByArm, Floats], tuple[Coefficients, Information, int]]  # θ̂, A, Newton steps
 
 
 def estimate(model: Model, data: Observations, *, estimator: str) -> tuple[Model, int]:
@@ -244,7 +217,7 @@ def _information(model: LinearModel, data: ByArm, chances: Floats) -> Informatio
     if not np.isfinite(weights).all():
         raise EstimationError("a predicted probability is not finite")
     try:
-        grown: Information = model.information(data, weights)
+        grown: Information = model.precision.plus(data, weights)
         return grown
     except InputError as error:
         raise EstimationError(f"the information is unusable: {error}") from None
@@ -270,17 +243,17 @@ def smallest_eigenvalue(solve: Callable[[Floats], Floats], size: int) -> float:
     here = before = np.random.default_rng(0).standard_normal(size)
     here = here / np.linalg.norm(here)
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     largest = 0.0
     for _ in range(MOST_LANCZOS):
         there = solve(here)
         diagonal.append(float(here @ there))
-        there -= diagonal[-1] * here + (beside[-1] * before if beside else 0.0)
-        tridiagonal = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        there -= diagonal[-1] * here + (off_diagonal[-1] * before if off_diagonal else 0.0)
+        tridiagonal = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
         last, largest = largest, float(np.linalg.eigvalsh(tridiagonal)[-1])
         length = float(np.linalg.norm(there))
         if length <= 1e-12 * largest or abs(largest - last) <= LANCZOS_TOLERANCE * largest:
             break
-        beside.append(length)
+        off_diagonal.append(length)
         here, before = there / length, here
     return 1 / largest

@@ -2,7 +2,7 @@
 
 A category of 50 values has 50 columns, of which one is 1; a number has one column. Prior precisions belong to features,
 not to columns: a feature g with q_g = E‖x_g‖² has the precision G q_g at first, G being the number of features, so that
-each explains the same share of the log-odds whatever the number of its columns is (docs/math.md §9).
+each explains the same share of the log-odds for any number of columns (docs/math.md §9).
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ class Groups:
             return NotImplemented
         return np.array_equal(self.widths, other.widths) and np.array_equal(self.squares, other.squares)
 
-    __hash__ = None  # type: ignore[assignment]
-
     @classmethod
     def vector(cls, columns: int) -> Groups:
         """Return a plain vector of standardised numbers: one feature."""
@@ -76,11 +74,15 @@ class Groups:
         """The precision of each feature before any data, G q_g, (G,)."""
         return len(self.widths) * self.squares
 
+    @property
+    def firsts(self) -> Ints:
+        """The first column of each feature, (G,)."""
+        return np.cumsum(self.widths) - self.widths
+
     def by_column(self, values: Floats) -> Floats:
         """Return a value per feature as one per column: (G,) → (columns,)."""
         return np.repeat(values, self.widths)
 
     def sums(self, values: Floats) -> Floats:
         """Return the sums over the columns of each feature: (columns,) → (G,)."""
-        starts = np.concatenate([[0], np.cumsum(self.widths)[:-1]])
-        return np.asarray(np.add.reduceat(values, starts)) if len(starts) and len(values) else np.zeros(0)
+        return np.asarray(np.add.reduceat(values, self.firsts)) if len(values) else np.zeros(0)

@@ -171,10 +171,9 @@ class Hierarchy:
         return np.asarray(np.diagonal(self.inverses, axis1=1, axis2=2) + spread)
 
     @cached_property
-    def shared_variances(self) -> tuple[Floats, Floats]:
-        """The posterior variances of Γ, (n, m), and of b, (P,)."""
-        variances, count = (self.whitening**2).sum(axis=0), self.prior.size
-        return _columns(variances[:count], self._shape), np.asarray(variances[count:])
+    def shared_variances(self) -> Floats:
+        """The posterior variances of Γ, (n, m)."""
+        return self._split((self.whitening**2).sum(axis=0))[0]
 
     @cached_property
     def log_determinant(self) -> float:

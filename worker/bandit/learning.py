@@ -15,10 +15,15 @@ change that is noticed within about a hundred folds must be better by `RELUCTANC
 
 from __future__ import annotations
 
-from typing import Final, Protocol, Self, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Self
 
-from worker.bandit.click_model import Observations
-from worker.bandit.estimators import LinearModel, estimate, evidence
+import numpy as np
+
+from worker.bandit.arrays import Floats
+from worker.bandit.click_model import Displays, Fit, Observations
+from worker.bandit.estimators import ByArm, Coefficients, estimate, evidence, inner
 
 AUTO: Final = "auto"
 #: Shares of the older displays that are weighed against each other.
@@ -31,19 +36,6 @@ REMEMBERED: Final = 0.99
 AT_FIRST: Final = 4.0
 
 
-class LearningModel(LinearModel, Protocol):
-    """A click model that can forget, and learn how strong its features are."""
-
-    def forget(self, keep: float) -> Self:
-        """Keep the share `keep` of what displays have said."""
-
-    def strengthened(self) -> Self:
-        """Learn from the estimate how strong features are."""
-
-
-Model = TypeVar("Model", bound=LearningModel)
-
-
 def changes_after(changes: float, kept: float) -> float:
     """Return the number of changes noticed lately after a fold that kept a share of the older displays.
 
@@ -53,25 +45,88 @@ def changes_after(changes: float, kept: float) -> float:
     return REMEMBERED * changes + (kept < 1)
 
 
-def learn(
-    model: Model, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
-) -> tuple[Model, int, float]:
-    """Fold displays into a belief; return it, the number of Newton steps, and the share of older displays kept.
+class LinearModel(ABC):
+    """A click model that is linear in its coefficients θ, with the belief N(θ̂, A⁻¹): how it learns (see `ClickModel`).
 
-    `changes` is the number of changes noticed lately.
+    A display is z, so that its log-odds are zᵀθ.
     """
-    shares = SHARES if forgetting == AUTO else (float(forgetting),)
-    if not len(data):
-        return *estimate(model, data, estimator=estimator), 1.0
-    tried: list[tuple[float, Model, int, float]] = []
-    for share in shares:
-        before = model if share == 1 else model.forget(share)
-        after, steps = estimate(before, data, estimator=estimator)
-        if len(shares) == 1:
-            return after.strengthened(), steps, share
-        tried.append((evidence(before, after, data), after, steps, share))
-        if len(tried) > 1 and tried[-1][0] <= tried[-2][0]:
-            break
-    reluctance = RELUCTANCE * max(1.0, changes - 1)
-    _, after, steps, share = max(tried, key=lambda one: one[0] - (reluctance if one[3] < 1 else 0.0))
-    return after.strengthened(), steps, share
+
+    #: Whether short Newton steps use the information of the step before.
+    reuses_information: ClassVar[bool] = False
+    #: The precision A, an `Information`.
+    precision: Any
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """The number d of context features."""
+
+    @abstractmethod
+    def pack(self) -> Mapping[str, Floats]:
+        """Return all that the model consists of."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self.dim == other.dim and all(map(np.array_equal, self.pack().values(), other.pack().values()))
+
+    @property
+    @abstractmethod
+    def coefficients(self) -> Coefficients:
+        """The estimate θ̂."""
+
+    @abstractmethod
+    def by_arm(self, data: Displays) -> ByArm:
+        """Prepare displays for the methods below."""
+
+    @abstractmethod
+    def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
+        """Return zᵀθ of displays, (m,)."""
+
+    @abstractmethod
+    def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
+        """Return Σ slopes·z over displays."""
+
+    @abstractmethod
+    def updated(self, coefficients: Coefficients, precision: Any) -> Self:
+        """Return the model with another estimate and precision."""
+
+    @abstractmethod
+    def forget(self, keep: float) -> Self:
+        """Keep the share `keep` of what displays have said."""
+
+    @property
+    def smallest_eigenvalue(self) -> float:
+        """The smallest eigenvalue of A."""
+        return float(self.precision.smallest_eigenvalue)
+
+    def strengthened(self) -> Self:
+        """Learn from the estimate how strong features are, if the model does."""
+        return self
+
+    def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
+        """Return the variance of Σ slopes·log-odds over `shown`, and each display's pull on that sum."""
+        gradient = self.gradient(self.by_arm(shown), slopes)
+        direction = self.precision.solve(*gradient)
+        return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
+
+    def fold(
+        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
+    ) -> Fit[Self]:
+        """Learn from displays by the estimator called `estimator`; `changes` is the number noticed lately."""
+        if not len(data):
+            model, steps = estimate(self, data, estimator=estimator)
+            return Fit(model=model, steps=steps, kept=1.0)
+        shares = SHARES if forgetting == AUTO else (float(forgetting),)
+        tried: list[tuple[float, Self, int, float]] = []
+        for share in shares:
+            before = self if share == 1 else self.forget(share)
+            after, steps = estimate(before, data, estimator=estimator)
+            # One share is not weighed against others.
+            worth = evidence(before, after, data) if len(shares) > 1 else 0.0
+            tried.append((worth, after, steps, share))
+            if len(tried) > 1 and tried[-1][0] <= tried[-2][0]:
+                break
+        reluctance = RELUCTANCE * max(1.0, changes - 1)
+        _, after, steps, share = max(tried, key=lambda one: one[0] - (reluctance if one[3] < 1 else 0.0))
+        return Fit(model=after.strengthened(), steps=steps, kept=share)

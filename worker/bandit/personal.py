@@ -7,7 +7,7 @@ information: its coefficients are what arms like it have taught, and its width s
 
 Priors: intercepts, shared and own, ~ N(0, 1/λ_b); b_h ~ N(0, 1). The columns of a declared feature g of contexts have
 the precision λ_g in v_k, G q_g at first, and ρ G q_g in Γ, where G is the number of features and q_g = E‖x_g‖²: so the
-variance of the log-odds that contexts explain is the same whatever the number of columns is. The columns of a feature
+variance of the log-odds that contexts explain is the same for any number of columns. The columns of a feature
 of arms multiply these precisions by its own. How strong features are is learned by their evidence after each fold, and
 is part of the model.
 """
@@ -24,11 +24,11 @@ from numpy.typing import DTypeLike
 
 from worker.bandit.additive import INTERCEPT_PRECISION
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, frozen_array, row_products
-from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
+from worker.bandit.click_model import Displays, arm_features, inputs
 from worker.bandit.estimators import ByArm, Coefficients, inner
 from worker.bandit.groups import Groups
 from worker.bandit.hierarchy import Hierarchy
-from worker.bandit.learning import learn
+from worker.bandit.learning import LinearModel
 from worker.errors import EstimationError, InputError
 
 #: Bounds of λ_g, in multiples of q_g and of G q_g. Without the lower one, few sessions and many features make the data
@@ -39,7 +39,7 @@ AT_ONCE = 64  # contexts whose widths of chosen arms are computed at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PersonalModel:
+class PersonalModel(LinearModel):
     """The belief about Γ (n, m) and v_k (K, n); methods are documented in `ClickModel` and `LinearModel`.
 
     Examples
@@ -47,6 +47,7 @@ class PersonalModel:
     One arm is for users with x > 0, the other for those with x < 0; nobody said so.
 
     >>> from worker.bandit.arrays import sigmoid
+    >>> from worker.bandit.click_model import Observations
     >>> prior = PersonalModel.prior(dim=1, arms=2, ridge=1.0)
     >>> x = np.where(np.arange(400) % 2, 1.0, -1.0)
     >>> seen = Observations(contexts=x[:, None], sessions=np.arange(400), arms=np.arange(400) // 2 % 2,
@@ -188,13 +189,6 @@ class PersonalModel:
         )
         return dict(zip(self.fields, parts, strict=True))
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PersonalModel):
-            return NotImplemented
-        return all(map(np.array_equal, self.pack().values(), other.pack().values()))
-
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def dim(self) -> int:
         return self.precision.size - 1
@@ -206,13 +200,13 @@ class PersonalModel:
     @property
     def strengths(self) -> Floats:
         """λ_g, the precision of tastes by feature of contexts, (G,): the higher, the less the feature matters."""
-        return np.asarray(self.precision.own[1 + _firsts(self.groups)])
+        return np.asarray(self.precision.own[1 + self.groups.firsts])
 
     @property
     def ad_strengths(self) -> Floats:
         """The factor on the precisions of Γ for each feature of arms, (A,): the higher, the less the feature says."""
         prior = self.precision.prior[0]
-        return np.asarray(prior[1 + _firsts(self.ad_groups)] / prior[0])
+        return np.asarray(prior[1 + self.ad_groups.firsts] / prior[0])
 
     @property
     def position_effects(self) -> Floats:
@@ -264,13 +258,6 @@ class PersonalModel:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(
-        self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0
-    ) -> Fit[PersonalModel]:
-        """Learn from displays by the estimator called `estimator`, then how strong features are."""
-        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting, changes=changes)
-        return Fit(model=model, steps=steps, kept=kept)
-
     def strengthened(self) -> PersonalModel:
         model = self
         for _ in range(EVIDENCE_STEPS):
@@ -285,7 +272,7 @@ class PersonalModel:
     def _evident_of_ads(self) -> Floats:
         """Return the same for features of arms, of which all coefficients are in Γ, (A,)."""
         prior = self.precision.prior[:, 1:]
-        known = self.ad_groups.sums((1 - prior * self.precision.shared_variances[0][:, 1:]).sum(axis=0))
+        known = self.ad_groups.sums((1 - prior * self.precision.shared_variances[:, 1:]).sum(axis=0))
         base = self.precision.prior[:, :1]
         return _bounded(known, self.ad_groups.sums((base * self.shared[:, 1:] ** 2).sum(axis=0)), self.ad_groups)
 
@@ -319,17 +306,9 @@ class PersonalModel:
         by_position = np.bincount(data.positions, weights=slopes, minlength=len(self.positions) + 1)
         return own.T @ self.precision.features, np.asarray(by_position[1:], dtype=np.float64), own
 
-    def information(self, data: ByArm, weights: Floats) -> Hierarchy:
-        return self.precision.plus(data, weights)
-
     def updated(self, coefficients: Coefficients, precision: Hierarchy) -> PersonalModel:
         shared, positions, own = coefficients
         return replace(self, shared=shared, positions=positions, own=own, precision=precision)
-
-    def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        gradient = self.gradient(self.by_arm(shown), slopes)
-        direction = self.precision.solve(*gradient)
-        return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
     def forget(self, keep: float) -> PersonalModel:
         faded = self.precision.faded(keep)
@@ -377,16 +356,8 @@ class PersonalModel:
         return self.shared[1:, 0]
 
     @property
-    def effect_deviations(self) -> Floats:
-        return np.asarray(np.sqrt(self.precision.shared_variances[0][1:, 0]))
-
-    @property
     def norm(self) -> float:
         return float(np.sqrt(inner(self.coefficients, self.coefficients)))
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        return self.precision.smallest_eigenvalue
 
 
 # ── the planning kernel ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -442,11 +413,6 @@ def products(contexts: Array) -> Array:
 def triangle(size: int) -> tuple[Ints, Ints]:
     """Return the indices of an upper triangle; a batch of few sessions would wait for them to be made."""
     return np.triu_indices(size)
-
-
-def _firsts(groups: Groups) -> Ints:
-    """Return the first column of each feature."""
-    return np.cumsum(groups.widths) - groups.widths
 
 
 def _own_prior(groups: Groups, strengths: Floats) -> Floats:

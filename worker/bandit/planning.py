@@ -180,8 +180,14 @@ class Planner:
             widths *= beta
             holes = None if masked is None else masked.within(rows)
             factors = None if spread is None else spread.factors(rows, self.arm_keys, self.dtype)
-            steps = bonus.scores(chances, widths, self._rewards, continuations[rows], self._cascade, factors)
-            for h, scores in enumerate(steps):
+            raised = bonus.raised(chances, widths, factors)
+            for h, values in enumerate(continuations[rows].T[1:]):
+                ahead, here = self._cascade.ahead(values, h), self._cascade.chances(chances, h)
+                if here is not chances:
+                    raised = bonus.raised(here, widths, factors)
+                scores = bonus.scores(self._rewards - ahead, here, raised, leaving=self._cascade.rates is not None)
+                if self._cascade.rates is not None:
+                    scores += ahead
                 arms[rows, h], _ = self._best(scores, holes)
         return arms
 

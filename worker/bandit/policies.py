@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,26 @@ class Exploration:
     ties: tuple[float, ...] | None = None
 
 
+class Unplanned(NamedTuple):
+    """Sessions to plan; see `Policy.slates`."""
+
+    contexts: Floats
+    masked: Masked | None
+    uniforms: Floats | None
+    keys: Keys | None
+
+    @property
+    def chance(self) -> Floats:
+        """The uniforms, for a policy that needs them; raise `InputError` if there are none."""
+        if self.uniforms is None:
+            raise InputError("this policy draws at random: give it uniforms")
+        return self.uniforms
+
+    def spread(self, share: float) -> Spread | None:
+        """Return how the sessions spread their optimism; None if they do not."""
+        return None if not share or self.keys is None else Spread(share=share, keys=self.keys)
+
+
 class Policy(ABC):
     """A rule that gives each session its slate; the dataclass fields of a policy are what it needs of `Exploration`."""
 
@@ -79,7 +99,6 @@ class Policy(ABC):
         """Return the policy with these numbers."""
         return cls(**{name: getattr(exploration, name) for name in cls.__annotations__ if hasattr(exploration, name)})
 
-    @abstractmethod
     def slates(
         self,
         planner: Planner,
@@ -89,13 +108,11 @@ class Policy(ABC):
         keys: Keys | None = None,
     ) -> Slates:
         """Plan contexts (n, d). Optimism is spread by `keys` (n,), stable numbers of the sessions, if there are any."""
+        return self.plan(planner, Unplanned(contexts, masked, uniforms, keys))
 
-
-def _required(uniforms: Floats | None) -> Floats:
-    """Return the uniforms of a policy that needs them; raise `InputError` if there are none."""
-    if uniforms is None:
-        raise InputError("this policy draws at random: give it uniforms")
-    return uniforms
+    @abstractmethod
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        """Return the slates of sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +121,8 @@ class Greedy(Policy):
 
     name: ClassVar[str] = "greedy"
 
-    def slates(
-        self,
-        planner: Planner,
-        contexts: Floats,
-        masked: Masked | None = None,
-        uniforms: Floats | None = None,
-        keys: Keys | None = None,
-    ) -> Slates:
-        return Slates.certain(greedy_arms(planner, contexts, masked), False)
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        return Slates.certain(greedy_arms(planner, sessions.contexts, sessions.masked), False)
 
 
 def greedy_arms(planner: Planner, contexts: Floats, masked: Masked | None) -> Ints:
@@ -144,37 +154,20 @@ class Ucbbp(Policy):
     bonus: Bonus = CURVE
     spread: float = 0.0
 
-    def slates(
-        self,
-        planner: Planner,
-        contexts: Floats,
-        masked: Masked | None = None,
-        uniforms: Floats | None = None,
-        keys: Keys | None = None,
-    ) -> Slates:
-        if not planner.repeats:
-            spread = _spread(self.spread, keys)
-            arms = optimistic_slates(planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked, spread=spread)
-            return Slates.certain(arms, True)
-        _, exploring = self.both(planner, contexts, masked, keys)
-        return Slates.certain(exploring, True)
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        if planner.repeats:
+            return Slates.certain(self.both(planner, sessions)[1], True)
+        contexts, masked, spread = sessions.contexts, sessions.masked, sessions.spread(self.spread)
+        arms = optimistic_slates(planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked, spread=spread)
+        return Slates.certain(arms, True)
 
-    def both(self, planner: Planner, contexts: Floats, masked: Masked | None, keys: Keys | None) -> tuple[Ints, Ints]:
+    def both(self, planner: Planner, sessions: Unplanned) -> tuple[Ints, Ints]:
         """Return the greedy and the optimistic arms (with repeats): (n, H) each."""
+        contexts, masked, spread = sessions.contexts, sessions.masked, sessions.spread(self.spread)
         plan = planner.greedy(contexts, masked)
-        optimistic = planner.optimistic(
-            contexts,
-            plan.continuations,
-            beta=self.beta,
-            bonus=self.bonus,
-            masked=masked,
-            spread=_spread(self.spread, keys),
+        return plan.arms, planner.optimistic(
+            contexts, plan.continuations, beta=self.beta, bonus=self.bonus, masked=masked, spread=spread
         )
-        return plan.arms, optimistic
-
-
-def _spread(share: float, keys: Keys | None) -> Spread | None:
-    return None if not share or keys is None else Spread(share=share, keys=keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,34 +200,27 @@ class Aucbbp(Policy):
         """Whether some ties explore and some do not."""
         return self.ties is not None and any(share < 1 for share in self.ties)
 
-    def slates(
-        self,
-        planner: Planner,
-        contexts: Floats,
-        masked: Masked | None = None,
-        uniforms: Floats | None = None,
-        keys: Keys | None = None,
-    ) -> Slates:
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
         if self.thresholds is not None and len(self.thresholds) != planner.horizon:
             raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
         optimist = Ucbbp(beta=self.beta, bonus=self.bonus, spread=self.spread)
         if planner.repeats:
-            greedy, exploring = optimist.both(planner, contexts, masked, keys)
+            greedy, exploring = optimist.both(planner, sessions)
         else:
-            exploring = optimist.slates(planner, contexts, masked, keys=keys).arms
-            greedy = greedy_slates(planner, contexts, masked)
-        scores = exploration_scores(planner, contexts, exploring)
+            exploring = optimist.plan(planner, sessions).arms
+            greedy = greedy_slates(planner, sessions.contexts, sessions.masked)
+        scores = exploration_scores(planner, sessions.contexts, exploring)
         # Without repeats two slates cannot be mixed: the first position decides for all.
-        chosen = self._chosen(scores if planner.repeats else scores[:, :1], uniforms)
+        chosen = self._chosen(scores if planner.repeats else scores[:, :1], sessions)
         return Slates.certain(np.where(chosen, exploring, greedy), chosen)
 
-    def _chosen(self, scores: Floats, uniforms: Floats | None) -> NDArray[np.bool_]:
+    def _chosen(self, scores: Floats, sessions: Unplanned) -> NDArray[np.bool_]:
         if self.thresholds is not None:
             steps = scores.shape[1]
             thresholds = np.array(self.thresholds[:steps])
             if not self.needs_chance:
                 return np.asarray(scores >= thresholds)
-            drawn = _required(uniforms)[:, :steps, 0] < np.array((self.ties or ())[:steps])
+            drawn = sessions.chance[:, :steps, 0] < np.array((self.ties or ())[:steps])
             return np.asarray((scores > thresholds) | ((scores == thresholds) & drawn))
         chosen = np.zeros(scores.shape, dtype=bool)
         highest = np.argsort(-scores, axis=0, kind="stable")[: self.budget]
@@ -252,14 +238,8 @@ class MyopicUcb(Policy):
     beta: float
     bonus: Bonus = CURVE
 
-    def slates(
-        self,
-        planner: Planner,
-        contexts: Floats,
-        masked: Masked | None = None,
-        uniforms: Floats | None = None,
-        keys: Keys | None = None,
-    ) -> Slates:
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        contexts, masked = sessions.contexts, sessions.masked
         last = np.zeros((len(contexts), 2), dtype=planner.dtype)  # V of the last position and after it
         slates = np.empty((len(contexts), 0), dtype=np.intp)
         for _ in range(1 if planner.repeats else planner.horizon):
@@ -298,19 +278,12 @@ class EpsilonGreedy(Policy):
 
     epsilon: float
 
-    def slates(
-        self,
-        planner: Planner,
-        contexts: Floats,
-        masked: Masked | None = None,
-        uniforms: Floats | None = None,
-        keys: Keys | None = None,
-    ) -> Slates:
-        coins = _required(uniforms)
-        best = greedy_arms(planner, contexts, masked)
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        coins, masked = sessions.chance, sessions.masked
+        best = greedy_arms(planner, sessions.contexts, masked)
         if not planner.repeats:
             return _epsilon_without_repeats(planner, best, coins, masked, self.epsilon)
-        anything = random_slates(planner, len(contexts), coins[:, :, 1], masked)
+        anything = random_slates(planner, len(best), coins[:, :, 1], masked)
         explored = (coins[:, :, 0] < self.epsilon) & (best != NO_ARM)
         arms = np.where(explored, anything.arms, best)
         share = self.epsilon * anything.propensities
@@ -326,15 +299,8 @@ class Random(Policy):
     name: ClassVar[str] = "random"
     draws: ClassVar[bool] = True
 
-    def slates(
-        self,
-        planner: Planner,
-        contexts: Floats,
-        masked: Masked | None = None,
-        uniforms: Floats | None = None,
-        keys: Keys | None = None,
-    ) -> Slates:
-        return random_slates(planner, len(contexts), _required(uniforms)[:, :, 1], masked)
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        return random_slates(planner, len(sessions.contexts), sessions.chance[:, :, 1], sessions.masked)
 
 
 def random_slates(planner: Planner, count: int, uniforms: Floats, masked: Masked | None) -> Slates:
@@ -412,17 +378,10 @@ class RoundRobin(Policy):
     start: int = 0
     stays: Callable[[Ints], NDArray[np.bool_]] | None = None
 
-    def slates(
-        self,
-        planner: Planner,
-        contexts: Floats,
-        masked: Masked | None = None,
-        uniforms: Floats | None = None,
-        keys: Keys | None = None,
-    ) -> Slates:
-        if masked is not None:
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        if sessions.masked is not None:
             raise InputError("round-robin serves experiments, which exclude no arms")
-        count, horizon, known = len(contexts), planner.horizon, len(planner.shown)
+        count, horizon, known = len(sessions.contexts), planner.horizon, len(planner.shown)
         arms = np.full((count, horizon), NO_ARM, dtype=np.intp)
         turn = self.start
         for h in range(horizon if planner.repeats else min(horizon, known)):

@@ -70,13 +70,6 @@ class Precision:
         """Return the precision of independent parameters: (d,), (K,)."""
         return cls(context=np.diag(context), cross=np.zeros((len(arms), len(context))), arms=arms)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Precision):
-            return NotImplemented
-        return all(np.array_equal(getattr(self, part), getattr(other, part)) for part in ("context", "cross", "arms"))
-
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def dim(self) -> int:
         """The number d of context features."""

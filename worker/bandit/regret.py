@@ -13,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 
-from worker.bandit.answers import AnswerRates, Cascade
+from worker.bandit.answers import Cascade
 from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.bandit.click_model import Truth
 from worker.bandit.ordering import best_values
@@ -38,24 +38,17 @@ def best_revenue(planner: Planner, chances: Floats, effects: Floats | None = Non
     return optimal_values(chances, rewards, horizon, cascade)[:, 0]
 
 
-def slate_revenue(
-    model: Truth, rewards: Floats, contexts: Floats, arms: Ints, answers: AnswerRates | None = None
-) -> Floats:
-    """Return the expected revenue of slates under a model: arms (n, H) → (n,)."""
-    return slate_values(model, rewards, contexts, arms, answers)[:, 0]
-
-
 def pseudo_regret(planner: Planner, truth: Truth, contexts: Floats, arms: Ints) -> Floats:
     """Return V^{π*} − V^{π} of slates under the true model: (n, H) → (n,)."""
     best = best_revenue(planner, sigmoid(truth.log_odds(contexts)[:, planner.shown]), truth.position_effects)
-    return best - slate_revenue(truth, planner.rewards, contexts, arms, planner.answers)
+    return best - slate_values(truth, planner.rewards, contexts, arms, planner.answers)[:, 0]
 
 
 def optimistic_gap(planner: Planner, contexts: Floats, arms: Ints, *, beta: float) -> Floats:
     """Return V^{ucb} − V̂^{π}: what slates may miss if all arms were β standard deviations better: (n, H) → (n,)."""
     odds = planner.model.log_odds(contexts) + beta * planner.model.widths(contexts)
     best = best_revenue(planner, sigmoid(odds)[:, planner.shown])
-    return best - slate_revenue(planner.model, planner.rewards, contexts, arms, planner.answers)
+    return best - planner.slate_values(contexts, arms)[:, 0]
 
 
 def posterior_regret(
@@ -70,7 +63,7 @@ def posterior_regret(
     rates = None if planner.answers is None else planner.answers.of_slates(arms)
     drawn = planner.model.draws(generator, draws)
     while some := list(islice(drawn, DRAWN_AT_ONCE)):
-        # Planned together: the programme has a step for every arm, whatever the number of rows.
+        # Planned together: the programme has a step for every arm, for any number of rows.
         chances = np.concatenate([sigmoid(one.log_odds(contexts)[:, planner.shown]) for one in some])
         for one, best in zip(some, best_revenue(planner, chances).reshape(len(some), -1), strict=True):
             served = sigmoid(one.log_odds_of(contexts, arms) + later)

@@ -16,8 +16,7 @@ from worker.stream.chance import ALL
 from worker.stream.contexts import SCALES
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
-from worker.stream.strengths import strengths
-from worker.stream.tastes import AdProfile, Taste, context_columns
+from worker.stream.tastes import AdProfile, Taste, context_columns, strengths
 
 TOP = 15  # rows of a table; --json has all
 #: What is shown of a version as it is.

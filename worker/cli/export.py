@@ -13,7 +13,7 @@ from worker.console import check_writable, progress, write_result
 from worker.errors import FailedError, InputError
 from worker.logs.findings import Findings
 from worker.logs.obp import ObpTable
-from worker.logs.ordered import OrderedLog
+from worker.logs.ordered import read_log
 from worker.stream.topology import Topics
 
 OPTIONS = (
@@ -31,14 +31,13 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--output FILE is missing: the table to write")
     check_writable(options.output, options.json)
     stage = partial(progress, unit="lines")
-    with OrderedLog(Topics(options.prefix), Findings()) as log:
-        log.read(options.file, stage=stage)
+    with read_log(options.file, Findings(), topics=Topics(options.prefix), stage=stage) as log:
         table = ObpTable(log)
         try:
             with Path(options.output).open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(table.header)
-                writer.writerows(table.rows(stage))
+                writer.writerows(table.rows())
         except OSError as error:
             raise FailedError(f"{options.output}: {error.strerror or error}") from None
     result = {"sessions": table.sessions, "displays": table.displays, "left_out": dict(table.left_out)}

@@ -154,7 +154,7 @@ class Embedded:
             raise InputError("call pump before advance: records are waiting")
         self._outputs.time = max(self.time, now)
         # A state folder may have been written with more partitions. The others are empty, and must not delay windows.
-        count = max(len(self.tasks), self.learner.partitions)
+        count = max(len(self.tasks), self.learner.watermark.partitions)
         opened = [*(task.opened for task in self.tasks), *(None for _ in range(count - len(self.tasks)))]
         progress = [
             Progress(partition=partition, partitions=count, time=self.time, opened=counts)

@@ -30,8 +30,8 @@ from worker.evaluate.planning import assemble
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported, sufficient
 from worker.evaluate.targets import Change, find_estimates
-from worker.logs.findings import Findings, Stage, silent, ticking
-from worker.logs.ordered import OrderedLog
+from worker.logs.findings import Findings, Stage, silent
+from worker.logs.ordered import read_log
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
@@ -90,13 +90,11 @@ def evaluate_log(
 ) -> Evaluation:
     """Evaluate a changed policy on a log; `seed` is for cross-fitting and for a target that draws."""
     findings = Findings()
-    with OrderedLog(topics or Topics(), findings) as log:
-        reader = log.read(path, skip_bad=skip_bad, stage=stage)
+    with read_log(path, findings, topics=topics, skip_bad=skip_bad, stage=stage) as log:
+        reader = log.reader
         if not log.versions.known:
-            others = f" (its topics are {', '.join(sorted(log.others)[:3])}; see --prefix)" if log.others else ""
-            raise InputError(f"{reader.name}: has no parameters{others}, which evaluation needs to plan slates")
-        with stage("gathering sessions", log.entry_count) as bar:
-            logged = LoggedSessions(log, ticking(log.entries(), bar))
+            raise InputError(f"{reader.name}: has no parameters, which evaluation needs to plan slates")
+        logged = LoggedSessions(log)
         if not logged.by_version:
             reasons = ", ".join(f"{count} {reason}" for reason, count in logged.left_out.items())
             raise FailedError(f"{reader.name}: no session can be used ({reasons or 'there is none'})")

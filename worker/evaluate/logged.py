@@ -17,15 +17,15 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import nan
 from typing import Final, NamedTuple
 
-from worker.logs.ordered import Entry, OrderedLog
-from worker.logs.traces import SessionTrace, TraceReader
+from worker.logs.ordered import OrderedLog
+from worker.logs.traces import SessionTrace, TraceReader, opened_by
 from worker.stream.chance import journal_number
 from worker.stream.contexts import pack_context
-from worker.stream.events import Mode
+from worker.stream.events import Mode, Opened
 from worker.stream.session import answered
 
 #: Why a session is left out.
@@ -39,22 +39,19 @@ IMPORTED: Final = "imported, of a policy that is not known"
 BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
 
-class Opening(NamedTuple):
-    """The version, slate, mode and packed context of a session."""
+class LoggedSession(NamedTuple):
+    """A complete session with its packed context; `propensity` is that of its first decision, nan if the log lacks it.
 
+    `version`, `slate`, `mode` and `exclude` are those of its opening.
+    """
+
+    session_id: str
+    arrived_at: int
     version: int
     slate: tuple[str, ...]
     mode: Mode
     context: bytes
     exclude: tuple[str, ...]
-
-
-class LoggedSession(NamedTuple):
-    """A complete session; `propensity` is that of its first decision, nan if the log lacks that."""
-
-    session_id: str
-    arrived_at: int
-    opening: Opening
     propensity: float
     answered: int
     clicked: bool
@@ -62,60 +59,56 @@ class LoggedSession(NamedTuple):
     @property
     def displayed(self) -> int:
         """Number of positions displayed: those answered, and the one at which the user left."""
-        if self.clicked:
-            return self.answered
-        return min(self.answered + 1, len(self.opening.slate))
+        return self.answered if self.clicked else min(self.answered + 1, len(self.slate))
 
 
 class LoggedSessions:
     """The complete sessions of a log, by the version that served them, in the order of arrival."""
 
-    def __init__(self, log: OrderedLog, entries: Iterable[Entry]) -> None:
+    def __init__(self, log: OrderedLog) -> None:
         self.by_version: dict[int, list[LoggedSession]] = {}
         self.left_out: Counter[str] = Counter()  # by reason; `share` is the share of all sessions that is left
         self._known = log.versions.known
         reader = TraceReader(log)
         self.share = 1.0
-        for trace in reader.read(entries):
+        for trace in reader.read(log.entries("gathering sessions")):
             self._add(trace, reader.latest)
         if self.share < 1:
             self._thin_out()
 
     def _add(self, trace: SessionTrace, latest: int) -> None:
         decision = next((decision for _, decision in reversed(trace.decisions) if decision.position == 1), None)
-        propensity = nan if decision is None or decision.propensity is None else decision.propensity
-        openings = {
-            Opening(
-                o.parameters_version, o.slate, o.modes[0] if o.modes else "none", pack_context(o.context), o.exclude
-            )
-            for _, o in trace.openings
-        }
+        openings = [opened for _, opened in trace.openings]
         if not openings and decision is not None and trace.arrivals:
-            arrival = trace.arrivals[-1]
-            context = pack_context(arrival.context)
-            openings = {Opening(decision.parameters_version, decision.slate, decision.mode, context, arrival.exclude)}
+            openings = [opened_by(trace.arrivals[-1], decision)]
         elif decision is None or not trace.arrivals:
-            self.share = min([self.share, *(o.share for _, o in trace.openings if o.share is not None)])
-        is_marked = any(opened.uncertain for _, opened in trace.openings)
-        reason = UNCERTAIN if is_marked else self._reason_to_leave_out(openings)
+            self.share = min([self.share, *(opened.share for opened in openings if opened.share is not None)])
+        reason = self._reason_to_leave_out(trace, openings, latest)
         if reason is not None:
             self.left_out[reason] += 1
             return
-        (opening,) = openings
-        settings = self._known[opening.version].settings
-        until = trace.arrived_at + settings.session_timeout
-        if until > latest:
-            self.left_out[OPEN] += 1
-            return
+        opened = openings[0]
+        settings = self._known[opened.parameters_version].settings
         shown, clicked = answered(
-            opening.slate,
+            opened.slate,
             trace.facts if trace.openings else trace.clicks,
             whole_slate=settings.unanswered == "passed",
             first=trace.arrived_at,
-            last=until,
+            last=trace.arrived_at + settings.session_timeout,
         )
-        self.by_version.setdefault(opening.version, []).append(
-            LoggedSession(trace.session_id, trace.arrived_at, opening, propensity, shown, clicked)
+        self.by_version.setdefault(opened.parameters_version, []).append(
+            LoggedSession(
+                session_id=trace.session_id,
+                arrived_at=trace.arrived_at,
+                version=opened.parameters_version,
+                slate=opened.slate,
+                mode=opened.modes[0] if opened.modes else "none",
+                context=pack_context(opened.context),
+                exclude=opened.exclude,
+                propensity=nan if decision is None or decision.propensity is None else decision.propensity,
+                answered=shown,
+                clicked=clicked,
+            )
         )
 
     def _thin_out(self) -> None:
@@ -127,13 +120,18 @@ class LoggedSessions:
             self.by_version[version] = kept
         self.by_version = {version: sessions for version, sessions in self.by_version.items() if sessions}
 
-    def _reason_to_leave_out(self, openings: set[Opening]) -> str | None:
-        if len(openings) != 1:
-            return UNCERTAIN if openings else NO_SLATE
-        (opening,) = openings
-        if opening.mode == "fallback":
+    def _reason_to_leave_out(self, trace: SessionTrace, openings: Sequence[Opened], latest: int) -> str | None:
+        contents = {(o.parameters_version, o.slate, o.modes[:1], pack_context(o.context), o.exclude) for o in openings}
+        if not openings:
+            return NO_SLATE
+        if len(contents) > 1 or any(opened.uncertain for opened in openings):
+            return UNCERTAIN
+        opened = openings[0]
+        if opened.modes[:1] == ("fallback",):
             return FALLBACK
-        if opening.mode == "imported":
+        if opened.modes[:1] == ("imported",):
             return IMPORTED
-        known = self._known.get(opening.version)
-        return NO_VERSION if known is None or len(opening.context) != 8 * known.settings.dim else None
+        known = self._known.get(opened.parameters_version)
+        if known is None or len(opened.context) != known.settings.dim:
+            return NO_VERSION
+        return OPEN if trace.arrived_at + known.settings.session_timeout > latest else None

@@ -15,17 +15,17 @@ import numpy as np
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.click_model import ClickModel
-from worker.bandit.planning import Masked
 from worker.bandit.policies import EpsilonGreedy, Greedy, Random, policy_named
 from worker.errors import InputError
 from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
-from worker.stream.chance import session_uniforms, stable_keys
 from worker.stream.contexts import Standardisation, stack_packed
+from worker.stream.events import Arrival
 from worker.stream.parameters import Parameters, first_model
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.slates import SlatePlanner
 
 DRAWS: Final = 8  # slates drawn from a target that draws
 CLOSE: Final = 1e-9
@@ -66,20 +66,23 @@ def assemble(
     warmup, same, horizon = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool), 0
     drawn: list[tuple[Ints, Ints]] = []
     for served, target, rows in _groups(everything, served_by, estimates, settings):
-        group, names = sessions.part(rows), [everything[row].session_id for row in rows.tolist()]
-        alone = replace(served, settings=replace(served.settings, warmup=0, random_share=0.0))
+        group = [everything[row] for row in rows.tolist()]
+        alone = _under(served, warmup=0, random_share=0.0)
         warmup[rows] = served.folds < served.settings.warmup
         whole = warmup[rows[0]] or policy_named(served.settings.policy) is Random
         sessions.served.uniform[rows] = 1.0 if whole else served.settings.random_share
         same[rows] = alone.settings == target.settings and alone.model is target.model
         horizon = max(horizon, target.settings.horizon)
-        aim = _Planning(target, group, names)
-        for rule, planning in (sessions.served, _Planning(alone, group, names)), (sessions.target, aim):
-            rule.epsilon[rows] = planning.epsilon
-            best = planning.best()
-            rule.best[rows, : best.shape[1]] = best
-        if (slates := aim.draws(seed)) is not None:
-            drawn.append((rows, slates))
+        for rule, version in (sessions.served, alone), (sessions.target, target):
+            policy = version.policy()
+            epsilon = {Random: 1.0, EpsilonGreedy: version.settings.epsilon}.get(type(policy), 0.0)
+            rule.epsilon[rows] = epsilon
+            if epsilon < 1:  # the plans without chance
+                best = _slates(_under(version, policy=Greedy.name) if epsilon else version, group, widest.indices)
+                rule.best[rows, : best.shape[1]] = best
+        if epsilon:  # draws of the target, independent of those that served the sessions
+            drawing = [_under(target, salt=f"evaluate {seed} {number}") for number in range(DRAWS)]
+            drawn.append((rows, np.stack([_slates(version, group, widest.indices) for version in drawing])))
     # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
     certain = ~sessions.drawn & (sessions.served.epsilon == 0)
     sessions.served.best[certain] = sessions.slates[certain]
@@ -123,13 +126,13 @@ def _recorded(
     """Return the sessions as they were recorded; `assemble` fills in the rules."""
     count, horizon = len(logged), max(version.settings.horizon for version in served_by.values())
     index = widest.indices
-    slates = _padded([[index.get(arm, NO_ARM) for arm in one.opening.slate[:horizon]] for one in logged], horizon)
-    excluded = [sorted({index[arm] for arm in one.opening.exclude if arm in index}) for one in logged]
+    slates = _padded([[index.get(arm, NO_ARM) for arm in one.slate[:horizon]] for one in logged], horizon)
+    excluded = [sorted({index[arm] for arm in one.exclude if arm in index}) for one in logged]
     prices, active = np.zeros((2, len(periods), max(1, len(index))))
     for arms, row in periods.items():
         prices[row, : len(arms)] = [arm.reward for arm in arms]
         active[row, : len(arms)] = [arm.active for arm in arms]
-    period = np.array([periods[served_by[one.opening.version].arms] for one in logged])
+    period = np.array([periods[served_by[one.version].arms] for one in logged])
     displayed = np.array([one.displayed for one in logged], dtype=np.intp)
     clicked = np.array([one.clicked for one in logged], dtype=bool)
     last = slates[np.arange(count), np.maximum(displayed - 1, 0)]
@@ -143,7 +146,7 @@ def _recorded(
         for _ in range(2)
     )
     return Sessions(
-        contexts=stack_packed([one.opening.context for one in logged], widest.settings.dim),
+        contexts=stack_packed([one.context for one in logged], widest.settings.dim),
         slates=slates,
         displayed=displayed,
         answered=np.array([one.answered for one in logged], dtype=np.intp),
@@ -156,7 +159,7 @@ def _recorded(
         served=served,
         target=target,
         target_slates=target.best[None],
-        drawn=np.array([one.opening.mode in ("warmup", "random") for one in logged]),
+        drawn=np.array([one.mode in ("warmup", "random") for one in logged]),
         depth=horizon,
     )
 
@@ -178,46 +181,25 @@ def _groups(
     """Yield the versions that served, each with the estimates of the target and the rows of their sessions."""
     groups: dict[tuple[int, int], tuple[Parameters, Parameters, list[int]]] = {}
     for row, session in enumerate(logged):
-        served = served_by[session.opening.version]
+        served = served_by[session.version]
         estimate = estimates(served, session.arrived_at)
         groups.setdefault((served.version, id(estimate)), (served, estimate, []))[2].append(row)
     for served, estimate, rows in groups.values():
         yield served, planned_by(estimate, served, settings), np.array(rows)
 
 
-class _Planning:
-    """Plan some sessions, with these ids, under the policy of one version."""
+def _slates(parameters: Parameters, sessions: Sequence[LoggedSession], index: Mapping[str, int]) -> Ints:
+    """Plan sessions under one version as in serving, by their ids: (n, h) of indices of arms."""
+    arrivals = [
+        Arrival(session_id=one.session_id, occurred_at=one.arrived_at, context=(), exclude=one.exclude)
+        for one in sessions
+    ]
+    planned = SlatePlanner(parameters).plan(arrivals, [one.context for one in sessions])
+    return _padded([[index[arm] for arm in slate.arms] for slate in planned], parameters.settings.horizon)
 
-    def __init__(self, parameters: Parameters, sessions: Sessions, names: list[str]) -> None:
-        self._parameters, self._names = parameters, names
-        self._contexts = parameters.prepared(sessions.contexts)
-        self._planner, self._policy = parameters.planner(), parameters.policy()
-        #: Probability of any eligible arm at a position.
-        self.epsilon = {Random: 1.0, EpsilonGreedy: parameters.settings.epsilon}.get(type(self._policy), 0.0)
-        known = (sessions.excluded != NO_ARM) & (sessions.excluded < len(parameters.arms))
-        excluded = [arms[there].tolist() for arms, there in zip(sessions.excluded, known, strict=True)]
-        self._masked: Masked | None = None if self._planner is None else self._planner.masked(excluded)
 
-    def best(self) -> Ints:
-        """Return the plans without chance: (n, h); nothing for a policy that only draws."""
-        settings = self._parameters.settings
-        if self._planner is None or self.epsilon == 1:
-            return np.empty((len(self._names), 0), dtype=np.intp)
-        policy = Greedy() if self.epsilon else self._policy
-        # The session breaks ties with a threshold, and spreads optimism, as in serving.
-        chance = session_uniforms(settings.salt, self._names, settings.horizon) if policy.needs_chance else None
-        keys = stable_keys(self._names, settings.salt)
-        return policy.slates(self._planner, self._contexts, self._masked, chance, keys).arms
-
-    def draws(self, seed: int) -> Ints | None:
-        """Draw slates of a policy that draws: (r, n, h), independent of the draws that served the sessions."""
-        if self._planner is None or not self.epsilon:
-            return None
-        drawn = []
-        for number in range(DRAWS):
-            uniforms = session_uniforms(f"evaluate {seed} {number}", self._names, self._parameters.settings.horizon)
-            drawn.append(self._policy.slates(self._planner, self._contexts, self._masked, uniforms).arms)
-        return np.stack(drawn)
+def _under(parameters: Parameters, **changes: Any) -> Parameters:
+    return replace(parameters, settings=replace(parameters.settings, **changes))
 
 
 def _fits(sessions: Sessions, logged: Sequence[LoggedSession]) -> Bools:
@@ -226,7 +208,7 @@ def _fits(sessions: Sessions, logged: Sequence[LoggedSession]) -> Bools:
     expected = np.where(sessions.drawn, 1 / eligible[:, 0], sessions.served.steps(slates, eligible)[:, 0])
     propensities = np.array([session.propensity for session in logged])
     fits = np.isnan(propensities) | (np.abs(propensities - expected) <= CLOSE)
-    fits &= (slates != NO_ARM).sum(axis=1) == [len(session.opening.slate) for session in logged]
+    fits &= (slates != NO_ARM).sum(axis=1) == [len(session.slate) for session in logged]
     fits &= ~sessions.drawn | (sessions.served.uniform > 0)
     fits &= (sessions.active[sessions.period[:, None], slates] | (slates == NO_ARM)).all(axis=1)
     excluded = (slates[:, :, None] == sessions.excluded[:, None, :]) & (slates != NO_ARM)[:, :, None]

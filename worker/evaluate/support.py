@@ -50,7 +50,7 @@ LEAST_SESSIONS = 30
 LEAST_CLICKS = 10
 #: Largest revenue at positions without support, as a share of the estimate.
 MOST_BEYOND = 0.1
-#: What would suffice is an estimate: ask for so much more.
+#: What would suffice is an estimate: factor on it, to be on the safe side.
 MARGIN: Final = 1.25
 SHARES: Final = tuple(np.geomspace(0.001, 1.0, 41).tolist())
 
@@ -74,16 +74,16 @@ class Support:
     sessions: Sessions
     weights: Floats
     counts: Floats
-    effective: tuple[float, ...]
-    clicks: tuple[float, ...]
-    beyond: float
+    effective: tuple[float, ...] = ()
+    clicks: tuple[float, ...] = ()
+    beyond: float = 0.0
 
     @property
     def stopped(self) -> Floats:
         """W̃_h: W_h, or W at the end of the session if that was before; a martingale of mean 1, (n, H)."""
         last = np.maximum(self.sessions.displayed, 1)[:, None]
-        held = np.take_along_axis(self.weights, np.minimum(self.sessions.positions, last) - 1, axis=1)
-        return np.where(self.sessions.displayed[:, None] == 0, 1.0, held)
+        weights = np.take_along_axis(self.weights, np.minimum(self.sessions.positions, last) - 1, axis=1)
+        return np.where(self.sessions.displayed[:, None] == 0, 1.0, weights)
 
     @property
     def matching(self) -> int:
@@ -102,7 +102,7 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     counts = np.ones(len(sessions)) if counts is None else counts
     eligible = sessions.eligible
     weights = sessions.target.chances(sessions.slates, eligible) / served.chances(sessions.slates, eligible)
-    whole = Support(sessions=sessions, weights=weights, counts=counts, effective=(), clicks=(), beyond=0.0)
+    whole = Support(sessions=sessions, weights=weights, counts=counts)
     reach, total = reaching(whole), float(counts.sum())
     squares = (counts[:, None] ** 2 * expected_weights(sessions, served)).sum(axis=0)[: sessions.depth]
     effective = [share * total**2 / square for share, square in zip(reach, squares.tolist(), strict=False)]
@@ -114,10 +114,9 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     if most < LEAST_CLICKS:
         raise Unsupported(f"there are {_lack(LEAST_SESSIONS, most)}")
     depth = max(h for h in range(1, depth + 1) if clicks[h - 1] >= LEAST_CLICKS)
-    return Support(
+    return replace(
+        whole,
         sessions=sessions.cut(depth),
-        weights=weights,
-        counts=counts,
         effective=tuple(effective),
         clicks=tuple(clicks),
         beyond=float(reach[depth] * sessions.prices.max()) if depth < sessions.depth else 0.0,
@@ -191,7 +190,7 @@ def _effective_clicks(support: Support, squares: Floats) -> list[float]:
 class Sufficient:
     """What would suffice: a share for as many sessions as there are, or more sessions at the present share.
 
-    share : smallest random_share for so many sessions; None if even 1 is too little
+    share : smallest random_share for as many sessions as there are; None if even 1 is too little
     sessions : number of sessions at the present share; None without one
     best : the share that needs the fewest sessions, and their number
     """

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, TypeAlias
 
 from worker.bandit.policies import policy_named
@@ -30,9 +29,6 @@ from worker.stream.catalogue import align, align_answers, under
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
-
-CHUNK = 1024  # journal records folded at once
-
 
 #: Returns the target's estimate for a session, from the version that served it and its arrival time.
 Estimates: TypeAlias = Callable[[Parameters, int], Parameters]
@@ -105,20 +101,17 @@ def _gives_other_versions(recorded: LearningSettings, changes: dict[str, Any]) -
 
 def fold_again(log: OrderedLog, settings: dict[str, Any]) -> dict[int, Parameters]:
     """Fold the journal of a log from version 0 under changed settings; raise `FailedError` if it is not complete."""
-    zero = log.versions.known.get(0)
-    if zero is None:
+    if 0 not in log.versions.known:
         raise FailedError("folding again needs version 0 and the whole journal; the log lacks version 0")
     first = log.versions.read(0)
-    made_under = {number: replace(known.settings, **settings) for number, known in log.versions.known.items()}
+    made_under = log.versions.made_under(**settings)
     learner = Learner(replace(first.settings, **settings), first.arms, made_under=made_under)
     versions = {0: learner.current}
-    records = log.journal_records()
     expected = first.resume_offset
-    while chunk := list(islice(records, CHUNK)):
-        for offset, *_ in chunk:
-            if offset != expected:
-                raise FailedError(f"folding again needs the whole journal; the log lacks its offset {expected}")
-            expected += 1
-        for made in learner.handle(chunk).versions:
+    for records in log.journal_pieces():
+        if records[0][0] != expected:
+            raise FailedError(f"folding again needs the whole journal; the log lacks its offset {expected}")
+        expected += len(records)
+        for made in learner.handle(records).versions:
             versions.setdefault(made.version, made)
     return versions

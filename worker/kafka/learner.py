@@ -204,8 +204,8 @@ class JournalPublisher:
         report(
             LearnerStatus(
                 position=position,
-                watermark=learner.watermark,
-                slowest=learner.slowest_partition,
+                watermark=learner.watermark.time,
+                slowest=learner.watermark.slowest,
                 late=outcome.late,
                 episodes=raw,
                 troubles=tuple(outcome.troubles),

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from worker.errors import InputError
-from worker.logs.findings import Stage, silent, ticking
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.stream.events import Decision
@@ -40,23 +39,22 @@ class ObpTable:
         self.sessions = self.displays = 0
         self.left_out: Counter[str] = Counter()
 
-    def rows(self, stage: Stage = silent) -> Iterator[list[Any]]:
+    def rows(self) -> Iterator[list[Any]]:
         """Yield the rows, in the order of arrival."""
-        with stage("writing", self._log.entry_count) as bar:
-            reader = TraceReader(self._log)
-            for trace in reader.read(ticking(self._log.entries(), bar)):
-                found = self._displays(trace, reader.latest)
-                if isinstance(found, str):
-                    self.left_out[found] += 1
-                    continue
-                self.sessions += 1
-                moment = datetime.fromtimestamp(trace.arrived_at / 1000, UTC).isoformat(" ", "milliseconds")
-                context = ["" if number != number else number for number in trace.candidates[0].context]
-                for position, (arm, clicked, propensity) in enumerate(found, start=1):
-                    item, reward = self._items[arm]
-                    display = (moment, item, position, int(clicked), propensity)
-                    yield [self.displays, *display, trace.session_id, arm, reward, *context]
-                    self.displays += 1
+        reader = TraceReader(self._log)
+        for trace in reader.read(self._log.entries("writing")):
+            found = self._displays(trace, reader.latest)
+            if isinstance(found, str):
+                self.left_out[found] += 1
+                continue
+            self.sessions += 1
+            moment = datetime.fromtimestamp(trace.arrived_at / 1000, UTC).isoformat(" ", "milliseconds")
+            context = ["" if number != number else number for number in trace.candidates[0].context]
+            for position, (arm, clicked, propensity) in enumerate(found, start=1):
+                item, reward = self._items[arm]
+                display = (moment, item, position, int(clicked), propensity)
+                yield [self.displays, *display, trace.session_id, arm, reward, *context]
+                self.displays += 1
 
     def _displays(self, trace: SessionTrace, latest: int) -> list[tuple[str, bool, float]] | str:
         """Return arm, click and propensity of each display, or the reason why the session is left out."""

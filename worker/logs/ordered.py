@@ -15,8 +15,9 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -43,6 +44,11 @@ _COUNTED: Final = ("episodes", "dead-letters")
 _JOURNALED: Final = frozenset([b"arm-mismatch", b"position", b"parked-overflow"])
 
 _LIMITS: Final = Limits()
+
+PIECE: Final = 1024  # most journal records in one piece
+
+#: A record of the journal: offset, value, timestamp.
+JournalRecord: TypeAlias = tuple[int, bytes, int]
 
 #: Only records of the traffic have a time and a kind. `dead` has the origins of dead letters.
 _TABLES: Final = """
@@ -89,16 +95,45 @@ _decode_times: Final = msgspec.json.Decoder(_Times).decode
 _NEVER: Final = _Times()
 
 
+@contextmanager
+def read_log(
+    path: str | Path,
+    findings: Findings,
+    *,
+    topics: Topics | None = None,
+    skip_bad: bool = False,
+    stage: Stage = silent,
+) -> Iterator[OrderedLog]:
+    """Read a log, to be used in this context; raise `InputError` if it has no records of these topics."""
+    with closing(temporary_database(_TABLES)) as database:
+        with LogReader(path, skip_bad=skip_bad) as reader, stage("reading", None) as bar:
+            log = OrderedLog(database, reader, topics or Topics(), findings, stage)
+            for line in ticking(reader, bar):
+                log.add(line)
+        if not any(log.counts.values()):
+            topic = next(iter(log.others), None)
+            if topic is None:
+                raise InputError(f"{reader.name}: it has no records")
+            prefix = topic.rpartition(".")[0]
+            hint = f"; try --prefix {prefix}" if prefix else ""
+            raise InputError(f"{reader.name}: it has no records of these topics, but of {topic}{hint}")
+        yield log
+
+
 class OrderedLog:
-    """Add the lines of a log in any order and yield its records in order; a context manager.
+    """Add the lines of a log in any order and yield its records in order.
 
     Lines of other topics are counted and ignored. `findings` receives contradictions within the log. `counts` has the
-    records per topic, repeated ones once, and `entry_count` the entries of the traffic.
+    records per topic, repeated ones once, and `entry_count` the entries of the traffic. `reader` has counted the lines.
     """
 
-    def __init__(self, topics: Topics, findings: Findings) -> None:
-        self._database = temporary_database(_TABLES)
-        self.versions = RecordedVersions(findings, self._database)
+    def __init__(
+        self, database: sqlite3.Connection, reader: LogReader, topics: Topics, findings: Findings, stage: Stage
+    ) -> None:
+        self.reader = reader
+        self.stage = stage
+        self.versions = RecordedVersions(findings, database)
+        self._database = database
         self.counts = dict.fromkeys(TOPICS, 0)
         self.entry_count = 0
         self.duplicates = 0
@@ -110,20 +145,7 @@ class OrderedLog:
         self._findings = findings
         self._names = {f"{topics.prefix}.{name}": name for name in TOPICS}
 
-    def __enter__(self) -> OrderedLog:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._database.close()
-
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def read(self, path: str | Path, *, skip_bad: bool = False, stage: Stage = silent) -> LogReader:
-        """Add all lines of a file; return its reader, which has counted them."""
-        with LogReader(path, skip_bad=skip_bad) as reader, stage("reading", None) as bar:
-            for line in ticking(reader, bar):
-                self.add(line)
-        return reader
 
     def add(self, line: Line) -> None:
         """Add a line."""
@@ -194,13 +216,32 @@ class OrderedLog:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield arrivals, clicks, decisions, and `opened` and feedback of the journal, by time; without the dead."""
-        return map(Entry._make, self._rows(_ENTRIES))
+    def entries(self, title: str) -> Iterator[Entry]:
+        """Yield arrivals, clicks, decisions, and `opened` and feedback of the journal, by time; without the dead.
 
-    def journal_records(self, since: int = 0) -> Iterator[tuple[int, bytes, int]]:
+        This is a stage of the work with this title.
+        """
+        with self.stage(title, self.entry_count) as bar:
+            yield from ticking(map(Entry._make, self._rows(_ENTRIES)), bar)
+
+    def journal_records(self, since: int = 0) -> Iterator[JournalRecord]:
         """Yield the journal, (offset, value, timestamp), by offset, from an offset on."""
         return self._rows(_JOURNAL, since)
+
+    def journal_pieces(self, since: int = 0) -> Iterator[list[JournalRecord]]:
+        """Yield the journal in pieces without holes; a rollback is alone, because the log may lack its version."""
+        piece: list[JournalRecord] = []
+        for record in self.journal_records(since):
+            alone = b"rollback" in record[1]
+            if piece and (alone or len(piece) == PIECE or record[0] != piece[-1][0] + 1):
+                yield piece
+                piece = []
+            piece.append(record)
+            if alone:
+                yield piece
+                piece = []
+        if piece:
+            yield piece
 
     def _rows(self, query: str, *given: int) -> Iterator[Any]:
         try:

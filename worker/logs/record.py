@@ -47,7 +47,7 @@ MADE_FIRST: Final = (
 Place: TypeAlias = tuple[str, int]
 
 _TABLES: Final = """
-    CREATE TABLE held (time, place, offset, timestamp, line, PRIMARY KEY (time, place, offset)) WITHOUT ROWID;
+    CREATE TABLE waiting (time, place, offset, timestamp, line, PRIMARY KEY (time, place, offset)) WITHOUT ROWID;
 """
 
 
@@ -111,7 +111,7 @@ class TimeOrder:
         time = self._latest[place] = max(self._latest[place], record.timestamp)
         row = time, self._indices[place], record.offset, record.timestamp, encode_line(record, headers)
         try:
-            self._database.execute("INSERT OR IGNORE INTO held VALUES (?, ?, ?, ?, ?)", row)
+            self._database.execute("INSERT OR IGNORE INTO waiting VALUES (?, ?, ?, ?, ?)", row)
         except sqlite3.Error as error:
             raise cannot_sort(error) from None
 
@@ -123,7 +123,7 @@ class TimeOrder:
         """
         bound = min((time for place, time in self._latest.items() if place not in exhausted), default=inf)
         bound = min(bound, before)
-        columns, rows = "place, offset, timestamp, line", "FROM held WHERE time < ?"
+        columns, rows = "place, offset, timestamp, line", "FROM waiting WHERE time < ?"
         try:
             for place, *rest in self._database.execute(
                 f"SELECT {columns} {rows} ORDER BY time, place, offset", [bound]

@@ -19,7 +19,7 @@ from typing import Final
 
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
-from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
+from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Mode, Opened
 from worker.stream.features import context_encoder
 
 UNLIMITED: Final = Limits(
@@ -69,6 +69,25 @@ class SessionTrace:
             if arrival not in known:
                 known.append(arrival)
         return known
+
+
+def opening(arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> Opened:
+    """Return the fact that the journal would have of a session: its arrival, and the slate that a version gave it."""
+    return Opened(
+        session_id=arrival.session_id,
+        arrived_at=arrival.occurred_at,
+        context=arrival.context,
+        slate=slate,
+        modes=modes,
+        exclude=arrival.exclude,
+        parameters_version=version,
+    )
+
+
+def opened_by(arrival: Arrival, decision: Decision) -> Opened:
+    """Return the same for the first decision of a session; its mode stands for those of all positions."""
+    modes = (decision.mode,) * len(decision.slate)
+    return opening(arrival, decision.slate, modes, decision.parameters_version)
 
 
 class TraceReader:

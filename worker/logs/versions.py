@@ -17,9 +17,9 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
 
 import orjson
@@ -65,7 +65,8 @@ class RecordedVersions:
         self.known: dict[int, RecordedVersion] = {}
         self._findings = findings
         self._database = database
-        self._planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
+        #: The planner of a version.
+        self.planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,9 +119,12 @@ class RecordedVersions:
             history.insert(0, self.read(before))
         return history
 
-    def planner(self, version: int) -> SlatePlanner:
-        """Return the planner of a version."""
-        return self._planner(version)
+    def made_under(self, **changes: Any) -> dict[int, LearningSettings]:
+        """Return the settings of every version, with changes; the first version of a gap has those of the next one."""
+        settings = {number: replace(self.known[number].settings, **changes) for number in sorted(self.known)}
+        for before, after in pairwise(list(settings)):
+            settings.setdefault(before + 1, settings[after])
+        return settings
 
     @property
     def published(self) -> list[int]:
@@ -142,12 +146,9 @@ class RecordedVersions:
         usual: int = getattr(LearningSettings(dim=1), name)
         return max((getattr(version.settings, name) for version in self.known.values()), default=usual)
 
-    def called_for(self, time: int) -> int | None:
-        """Return the newest version of the log that was in force at a time."""
-        return self._in_force(time)
-
     @cached_property
-    def _in_force(self) -> Callable[[int], int | None]:
+    def called_for(self) -> Callable[[int], int | None]:
+        """A function of time: the newest version of the log that was in force then."""
         return in_force({number: version.effective_at for number, version in self.known.items()})
 
     def judge(self, version: int, time: int) -> Literal["called for", "stale", "not in force"]:

@@ -30,21 +30,21 @@ from typing import Any, Final
 
 import msgspec
 
-from worker.logs.findings import Stage, silent, ticking
+from worker.logs.findings import Stage, silent
 from worker.logs.format import NO_TIMESTAMP
-from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, OrderedLog
-from worker.logs.traces import UNLIMITED
-from worker.replay.report import ReplayReport, Status, VersionResult, read_traffic
-from worker.replay.versions import Origin, Timetable, compare, find_origin, is_lost, read_timetable
+from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, OrderedLog, read_log
+from worker.logs.traces import UNLIMITED, opened_by, opening
+from worker.replay.report import ReplayReport, Status, VersionResult
+from worker.replay.versions import Origin, compare, find_origin, is_lost, read_timetable
 from worker.stream.chance import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_journal, fact_of
-from worker.stream.events import MOST, Arrival, Decision, Mode, Opened, Progress
+from worker.stream.events import MOST, Arrival, Decision, Opened, Progress
 from worker.stream.features import context_encoder
-from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
+from worker.stream.slates import SlatePlanner
 from worker.stream.topology import Topics
 from worker.stream.versions import Versions
 
@@ -66,30 +66,23 @@ def relearn(
     `changes` replace recorded settings, or the defaults if there are none; `arms` replace the first recorded arms.
     """
     report = ReplayReport(mode="relearn")
-    with OrderedLog(topics or Topics(), report.findings) as log:
-        reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
-        origin = find_origin(log, changes=dict(changes or {}), arms=arms)
-        learner = Relearner(log, origin, read_timetable(log), report, tolerance=tolerance)
-        with stage("learning again", log.entry_count) as bar:
-            learner.run(ticking(log.entries(), bar))
-        report.learned = learner.newest
-        return report.describe(log, reader)
+    with read_log(path, report.findings, topics=topics, skip_bad=skip_bad, stage=stage) as log:
+        origin = find_origin(log, changes=changes or {}, arms=arms)
+        Relearner(log, origin, report, tolerance=tolerance).run()
+        return report.describe(log)
 
 
 class Relearner:
     """Learn from the traffic of a log, in the order of time."""
 
-    def __init__(
-        self, log: OrderedLog, origin: Origin, timetable: Timetable, report: ReplayReport, *, tolerance: float = 0.0
-    ) -> None:
+    def __init__(self, log: OrderedLog, origin: Origin, report: ReplayReport, *, tolerance: float) -> None:
         self._tolerance = tolerance
         self._report = report
         self._log = log
         self._compared = origin.compared
-        known = log.versions.known
-        made_under = {number: version.settings for number, version in known.items()} if origin.compared else {}
-        self._learner = Learner(origin.settings, origin.arms, origin.loaded, made_under=made_under)
+        self._learner = origin.learner
         self._versions = Versions(self._learner.current)
+        timetable = read_timetable(log, self._learner.settings)
         self._add_versions(self._learner.begin().versions)
         self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
         self._end = timetable.end
@@ -103,14 +96,9 @@ class Relearner:
         self._ids: set[str] = set()  # ids of open sessions
         self._expiring: deque[Arrival] = deque()  # the same by arrival
 
-    @property
-    def newest(self) -> Parameters:
-        """The newest version learned."""
-        return self._learner.current
-
-    def run(self, entries: Iterable[Entry]) -> None:
-        """Learn from these entries, which are in the order of time, and advance time to its end."""
-        for time, together in groupby(entries, key=attrgetter("time")):
+    def run(self) -> None:
+        """Learn from the whole log, and advance time to its end."""
+        for time, together in groupby(self._log.entries("learning again"), key=attrgetter("time")):
             self._handle(time, together)
         end = self._end
         if end is None:
@@ -121,6 +109,7 @@ class Relearner:
             self._progress(end)
         while self._orders:
             self._apply_order()
+        self._report.learned = self._learner.current
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,8 +173,7 @@ class Relearner:
         for opened in fitting:
             self._journal(opened)
         if not fitting and decided is not None:
-            modes = (decided.mode,) * len(decided.slate)
-            self._pin(arrival, decided.slate, modes, decided.parameters_version)
+            self._pin(opened_by(arrival, decided))
         if fitting or decided is not None:
             self._report.slates_recorded += 1
         else:
@@ -206,26 +194,16 @@ class Relearner:
         expiring.append(arrival)
         return True
 
-    def _pin(self, arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> None:
-        opened = Opened(
-            session_id=arrival.session_id,
-            arrived_at=arrival.occurred_at,
-            context=arrival.context,
-            slate=slate,
-            modes=modes,
-            exclude=arrival.exclude,
-            parameters_version=version,
-        )
-        if not (self._compared and self._is_left_out(version)):
-            self._journal(opened)
-
-    def _is_left_out(self, version: int) -> bool:
-        """Return whether a session that the recorded journal lacks was left out of it on purpose.
+    def _pin(self, opened: Opened) -> None:
+        """Add a session that the recorded journal lacks, unless it was left out of that on purpose.
 
         The shares of a version from before the log are unknown: the journal decides.
         """
-        shares = {one.version: one.shares for one in self._versions.history}
-        return self._has_openings and shares.get(version) != ALL
+        if self._compared and self._has_openings:
+            shares = {one.version: one.shares for one in self._versions.history}
+            if shares.get(opened.parameters_version) != ALL:
+                return
+        self._journal(opened)
 
     def _journal(self, opened: Opened) -> None:
         """Add a session to the new journal; where it need not be the recorded one, by the shares of its version."""
@@ -240,14 +218,13 @@ class Relearner:
     def _plan(self) -> None:
         """Plan the sessions without a recorded slate, before a later version is learned."""
         arrivals, self._unplanned = self._unplanned, []
-        groups: dict[int, list[Arrival]] = {}
+        groups: dict[SlatePlanner, list[Arrival]] = {}
         for arrival in arrivals:
-            groups.setdefault(self._versions.at(arrival.occurred_at).parameters.version, []).append(arrival)
-        for version, group in groups.items():
-            planner = self._versions.at(group[0].occurred_at)
+            groups.setdefault(self._versions.at(arrival.occurred_at), []).append(arrival)
+        for planner, group in groups.items():
             slates = planner.plan(group, [pack_context(arrival.context) for arrival in group])
             for arrival, slate in zip(group, slates, strict=True):
-                self._pin(arrival, slate.arms, slate.modes, version)
+                self._pin(opening(arrival, slate.arms, slate.modes, planner.parameters.version))
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -279,7 +256,7 @@ class Relearner:
 
     def _opened(self, time: int) -> tuple[tuple[int, int], ...] | None:
         """Return the number of sessions of the windows that are not closed before this time."""
-        first = self._learner.closed_until
+        first = self._learner.windows.closed_until
         self._counts.drop(first)
         if self._recorded_counts:
             found = tuple((start, count) for start, count in self._recorded_counts.items() if first <= start <= time)

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
-from worker.errors import InputError
-from worker.logs.findings import Findings, Stage
-from worker.logs.format import LogReader
+from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
 from worker.stream.parameters import Parameters
 
@@ -91,11 +89,11 @@ class ReplayReport:
         """Number of versions that were made again with numbers that differ by rounding."""
         return sum(version.status == "rounded" for version in self.versions)
 
-    def describe(self, log: OrderedLog, reader: LogReader) -> ReplayReport:
+    def describe(self, log: OrderedLog) -> ReplayReport:
         """Add the facts about the log, all of which has been read; return the report."""
         self.topics, self.duplicates, self.ignored = log.counts, log.duplicates, log.others.total()
         self.decisions = log.counts["decisions"]
-        self.lines, self.bad_lines, self.first_bad = reader.lines, reader.bad, reader.first_bad
+        self.lines, self.bad_lines, self.first_bad = log.reader.lines, log.reader.bad, log.reader.first_bad
         if log.first_time is not None:
             self.first_at, self.last_at = log.first_time, log.last_time
         return self
@@ -107,16 +105,3 @@ class ReplayReport:
             names = [name for name in names if name not in ("slates_recorded", "slates_planned", "lost_after")]
         names += ["events", "mismatches", "unverified", "unfolded", "rounded"]
         return {name: getattr(self, name) for name in names} | {"first_mismatches": self.findings.as_json()}
-
-
-def read_traffic(path: str, log: OrderedLog, *, skip_bad: bool, stage: Stage) -> LogReader:
-    """Read a log; raise `InputError` if it has neither traffic nor a journal."""
-    reader = log.read(path, skip_bad=skip_bad, stage=stage)
-    if not any(log.counts.values()):
-        topic = next(iter(log.others), None)
-        if topic is None:
-            raise InputError(f"{reader.name}: it has no records")
-        prefix = topic.rpartition(".")[0]
-        hint = f"; try --prefix {prefix}" if prefix else ""
-        raise InputError(f"{reader.name}: it has no records of these topics, but of {topic}{hint}")
-    return reader

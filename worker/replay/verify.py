@@ -15,14 +15,15 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from math import isclose
 from typing import Any, Final, TypeAlias
 
-from worker.logs.findings import Kind, Mismatch, Stage, silent, ticking
-from worker.logs.ordered import Entry, OrderedLog
+from worker.logs.findings import Kind, Mismatch, Stage, silent
+from worker.logs.ordered import Entry, OrderedLog, read_log
 from worker.logs.traces import SessionTrace, TraceReader
-from worker.replay.report import ReplayReport, read_traffic
+from worker.replay.report import ReplayReport
 from worker.replay.versions import FoldAudit
 from worker.stream.chance import ALL, journal_number
 from worker.stream.contexts import pack_context
@@ -51,13 +52,10 @@ def verify(
     `tolerance` is the largest relative difference between the numbers of equal versions, for logs of other machines.
     """
     report = ReplayReport(mode="verify")
-    with OrderedLog(topics or Topics(), report.findings) as log:
-        reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
-        with stage("folding the versions again", log.counts["journal"]) as bar:
-            FoldAudit(log, report, tolerance=tolerance).run(bar)
-        with stage("planning the decisions again", log.entry_count) as bar:
-            DecisionAudit(log, report).run(ticking(log.entries(), bar))
-        return report.describe(log, reader)
+    with read_log(path, report.findings, topics=topics, skip_bad=skip_bad, stage=stage) as log:
+        FoldAudit(log, report, tolerance=tolerance).run()
+        DecisionAudit(log, report).run()
+        return report.describe(log)
 
 
 class DecisionAudit:
@@ -72,15 +70,12 @@ class DecisionAudit:
         self._timeout = log.versions.longest("session_timeout")
         self._slack = log.versions.longest("lateness")
 
-    def run(self, entries: Iterable[Entry]) -> None:
-        """Check the sessions of these entries, which are in the order of time."""
-        traces: list[SessionTrace] = []
-        for trace in TraceReader(self._log, unreadable=self._report_unreadable).read(entries):
-            traces.append(trace)
-            if len(traces) >= BATCH:
-                self._check(traces)
-                traces = []
-        self._check(traces)
+    def run(self) -> None:
+        """Check all sessions, in batches."""
+        reader = TraceReader(self._log, unreadable=self._report_unreadable)
+        traces = reader.read(self._log.entries("planning the decisions again"))
+        while batch := list(islice(traces, BATCH)):
+            self._check(batch)
 
     def _report_unreadable(self, entry: Entry, reason: str) -> None:
         self._report.findings.add(Mismatch("decision", "record", "a decision", reason, line=entry.line))
@@ -108,8 +103,7 @@ class DecisionAudit:
                 if version in known:
                     groups.setdefault(version, []).extend((trace, arrival) for arrival in candidates)
         planned: Planned = {}
-        for version in sorted(groups):
-            group = groups[version]
+        for version, group in groups.items():
             arrivals = [arrival for _, arrival in group]
             contexts = [pack_context(arrival.context) for arrival in arrivals]
             slates = self._versions.planner(version).plan(arrivals, contexts)
@@ -217,12 +211,11 @@ class DecisionAudit:
         if not any(feedback.clicked for feedback in trace.feedback):
             return
         opened = trace.openings[0][1] if trace.openings else None
-        decision = trace.decisions[0][1] if trace.decisions else None
         version = (opened or trace.decisions[0][1]).parameters_version
         slates = planned.get((trace, version), ())
         slate = opened.slate if opened else slates[0].arms if slates else ()
-        if decision is not None and decision.mode == "imported":
-            slate = decision.slate
+        if not opened and trace.decisions[0][1].mode == "imported":
+            slate = trace.decisions[0][1].slate
         last = trace.arrived_at + self._timeout
         shown, clicked = answered(slate, trace.feedback, whole_slate=False, first=trace.arrived_at, last=last)
         if clicked:

@@ -13,17 +13,16 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Any, NamedTuple
 
 from worker.console import ProgressBar
 from worker.errors import InputError
 from worker.logs.findings import Findings, Mismatch
 from worker.logs.ordered import OrderedLog
-from worker.logs.versions import PublishedVersion, RecordedVersion, RecordedVersions
+from worker.logs.versions import PublishedVersion, RecordedVersion
 from worker.replay.report import ReplayReport, Status, VersionResult
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Command, Order, Progress
@@ -31,8 +30,7 @@ from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import KEPT, difference, keep, other_kernels
-
-CHUNK: Final = 1024  # journal records per call of the learner
+from worker.stream.windows import Watermark
 
 
 class FoldAudit:
@@ -44,18 +42,19 @@ class FoldAudit:
         self._report = report
         self._tolerance = tolerance
         self._results: dict[int, VersionResult] = {}
-        self._made_under = _made_under(log.versions)
+        self._made_under = log.versions.made_under()
         self._learner: Learner | None = None
         self._kept: dict[int, Parameters] = {}  # the last versions of the learner
         self._started = -1  # the version that the learner started from
         self._first = 0  # the first offset after the last hole in the journal
         self._next: int | None = None  # the offset after the last record
 
-    def run(self, bar: ProgressBar) -> None:
+    def run(self) -> None:
         """Fold the journal and add all versions, folded or recorded, to the report."""
         since: int | None = 0
-        while since is not None:
-            since = self._fold(since, bar)
+        with self._log.stage("folding the versions again", self._log.counts["journal"]) as bar:
+            while since is not None:
+                since = self._fold(since, bar)
         if self._next is None:
             self._start(above=-1)  # version 0 needs no journal
         self._report_missing(self._next or 0)
@@ -66,7 +65,7 @@ class FoldAudit:
 
     def _fold(self, since: int, bar: ProgressBar) -> int | None:
         """Fold the journal from an offset on; return the offset to start again from, None at the end."""
-        for records in _pieces(self._log.journal_records(since)):
+        for records in self._log.journal_pieces(since):
             if records[0][0] != self._next:
                 self._restart_after_hole(records[0][0])
             self._next = records[-1][0] + 1
@@ -77,7 +76,7 @@ class FoldAudit:
             if is_lost(self._learner, outcome):
                 self._start(above=self._learner.current.version)
             elif self._compare_all(outcome):
-                self._learner = self._continued()
+                self._learner = self._learner_from(self._kept[self._newest_kept()])
             else:
                 continue
             if self._learner is not None:
@@ -91,10 +90,8 @@ class FoldAudit:
         """Start from the lowest version above `above` that needs no journal record before the last hole."""
         self._learner = None
         for number in self._versions.published:
-            if number > above:
-                records = self._versions.known[number].records
-                record = next((record for record in records if record.resume_offset >= self._first), None)
-                if record is not None:
+            for record in self._versions.known[number].records if number > above else ():
+                if record.resume_offset >= self._first:
                     self._start_from(number, record)
                     return
 
@@ -108,18 +105,14 @@ class FoldAudit:
 
     def _start_from(self, number: int, record: PublishedVersion) -> None:
         self._started = number
-        if number == 0:
-            loaded = self._versions.read(number, record)
-            self._learner = Learner(loaded.settings, loaded.arms, made_under=self._made_under)
-            self._kept = {}
-            if self._compare_all(self._learner.begin()):
-                self._learner = self._continued()
-            return
-        self._kept = {loaded.version: loaded for loaded in self._versions.read_with_history(number, record)}
-        self._learner = self._continued()
+        history = self._versions.read_with_history(number, record)
+        # Version 0 is made from its settings and arms, and compared; a later version is loaded.
+        self._kept = {loaded.version: loaded for loaded in history if number > 0}
+        self._learner = self._learner_from(history[-1])
+        if self._compare_all(self._learner.begin()):
+            self._learner = self._learner_from(self._kept[number])
 
-    def _continued(self) -> Learner:
-        newest = self._kept[max(self._kept)]
+    def _learner_from(self, newest: Parameters) -> Learner:
         return Learner(newest.settings, newest.arms, self._kept.values(), made_under=self._made_under)
 
     def _newest_kept(self) -> int:
@@ -175,22 +168,6 @@ class FoldAudit:
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="differs")
 
 
-def _pieces(journal: Iterable[tuple[int, bytes, int]]) -> Iterator[list[tuple[int, bytes, int]]]:
-    """Split the journal at holes, and so that a rollback is alone: if its version is missing, the learner restarts."""
-    piece: list[tuple[int, bytes, int]] = []
-    for record in journal:
-        alone = b"rollback" in record[1]
-        if piece and (alone or len(piece) == CHUNK or record[0] != piece[-1][0] + 1):
-            yield piece
-            piece = []
-        piece.append(record)
-        if alone:
-            yield piece
-            piece = []
-    if piece:
-        yield piece
-
-
 def is_lost(learner: Learner, outcome: Outcome) -> bool:
     """Return whether a rollback was refused because its version, available to the worker then, is missing here."""
     newest = learner.current.version
@@ -200,15 +177,6 @@ def is_lost(learner: Learner, outcome: Outcome) -> bool:
         and newest - KEPT < refusal.order.version <= newest
         for refusal in outcome.refusals
     )
-
-
-def _made_under(versions: RecordedVersions) -> dict[int, LearningSettings]:
-    """Return the settings of every version of the log; the first version of a gap has those of the next one."""
-    settings = {number: recorded.settings for number, recorded in versions.known.items()}
-    numbers = sorted(settings)
-    for before, after in pairwise(numbers):
-        settings.setdefault(before + 1, settings[after])
-    return settings
 
 
 def compare(made: Parameters, recorded: Parameters, findings: Findings, tolerance: float) -> Status:
@@ -225,24 +193,20 @@ def compare(made: Parameters, recorded: Parameters, findings: Findings, toleranc
 # ── the start of learning ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(NamedTuple):
     """The start of learning.
 
-    loaded : versions to continue from, the newest last; empty to start from version 0
-    made_at : offset in the recorded journal at which the newest of these was made; it contains the orders up to there
+    learner : at version 0, or at a recorded version that it continues from
+    made_at : offset in the recorded journal at which that version was made; it contains the orders up to there
     compared : whether learning must reproduce the recorded versions
     """
 
-    settings: LearningSettings
-    arms: tuple[Arm, ...]
-    loaded: Sequence[Parameters] = ()
+    learner: Learner
     made_at: int = -1
     compared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Timetable:
+class Timetable(NamedTuple):
     """The orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress.
 
     `opened` is the number of sessions by the start of their window, where not all were journaled.
@@ -250,12 +214,12 @@ class Timetable:
 
     orders: Sequence[tuple[int, int, Order]]
     end: int | None
-    opened: Mapping[int, int] = field(default_factory=dict)
+    opened: Mapping[int, int]
 
 
-def read_timetable(log: OrderedLog) -> Timetable:
-    """Read orders and progress from the recorded journal."""
-    progress: dict[int, int] = {}
+def read_timetable(log: OrderedLog, settings: LearningSettings) -> Timetable:
+    """Read orders and progress from the recorded journal, with the watermark of a learner under these settings."""
+    watermark, span = Watermark({}), settings.window + settings.grace
     counts: dict[tuple[int, int], int] = {}  # by start of the window and partition
     orders: list[tuple[int, int, Order]] = []
     for offset, value, timestamp in log.journal_records():
@@ -264,22 +228,19 @@ def read_timetable(log: OrderedLog) -> Timetable:
         except Rejected:
             continue
         if isinstance(event, Progress):
-            for partition in range(len(progress), event.partitions):
-                progress[partition] = 0
-            progress[event.partition] = max(progress[event.partition], event.time)
+            watermark.advance(event, span=span)
             for start, sessions in event.opened or ():
                 key = start, event.partition
                 counts[key] = max(counts.get(key, 0), sessions)
         elif isinstance(event, Order):
-            orders.append((min(progress.values(), default=0), offset, event))
-    end = min(progress.values(), default=0) or max(progress.values(), default=0)
+            orders.append((watermark.time, offset, event))
     opened: Counter[int] = Counter()
     for (start, _), sessions in counts.items():
         opened[start] += sessions
-    return Timetable(orders, end or None, opened)
+    return Timetable(orders, watermark.time or watermark.reached or None, opened)
 
 
-def find_origin(log: OrderedLog, *, changes: dict[str, object], arms: Sequence[Arm] | None) -> Origin:
+def find_origin(log: OrderedLog, *, changes: Mapping[str, Any], arms: Sequence[Arm] | None) -> Origin:
     """Return the start of learning: the oldest version of the log with `changes` to its settings.
 
     Learning starts from version 0 if the log has it, or if arms are given. Otherwise it continues from the oldest
@@ -293,14 +254,15 @@ def find_origin(log: OrderedLog, *, changes: dict[str, object], arms: Sequence[A
                 f"the log has no parameters: give {' and '.join(missing)} "
                 "(and --horizon and other settings that differ from the defaults)"
             )
-        return Origin(settings=_settings(None, changes), arms=tuple(arms))
-    settings = _settings(oldest.settings, changes)
+        return Origin(Learner(LearningSettings(**changes), arms))
+    settings = replace(oldest.settings, **changes)
     same = settings == oldest.settings
+    made_under = log.versions.made_under()
     if oldest.version == 0 or arms is not None:
         first = log.versions.read(oldest.version)
         given = first.arms if arms is None else tuple(arms)
         compared = same and oldest.version == 0 and given == first.arms
-        return Origin(settings=settings, arms=given, compared=compared)
+        return Origin(Learner(settings, given, made_under=made_under if compared else {}), compared=compared)
     base = _first_complete(log)
     *before, loaded = log.versions.read_with_history(base)
     if settings.dim != loaded.settings.dim:
@@ -308,11 +270,8 @@ def find_origin(log: OrderedLog, *, changes: dict[str, object], arms: Sequence[A
     # The new journal begins at offset 0 and has the progress of one partition.
     reached = {0: min(loaded.progress.values())} if loaded.progress else {}
     history = [*before, replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
-    return Origin(settings=settings, arms=loaded.arms, loaded=history, made_at=loaded.journal_offset, compared=same)
-
-
-def _settings(base: LearningSettings | None, changes: dict[str, object]) -> LearningSettings:
-    return LearningSettings(**changes) if base is None else replace(base, **changes)  # type: ignore[arg-type]
+    learner = Learner(settings, loaded.arms, history, made_under=made_under if same else {})
+    return Origin(learner, loaded.journal_offset, same)
 
 
 def _first_complete(log: OrderedLog) -> int:

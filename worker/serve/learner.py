@@ -67,8 +67,8 @@ class JournalFolder:
         outcome = outcome or Outcome()
         return LearnerStatus(
             position=self._position,
-            watermark=self._learner.watermark,
-            slowest=self._learner.slowest_partition,
+            watermark=self._learner.watermark.time,
+            slowest=self._learner.watermark.slowest,
             late=outcome.late,
             episodes=tuple(msgspec.Raw(encode_episode(episode)) for episode in outcome.episodes),
             troubles=tuple(outcome.troubles),

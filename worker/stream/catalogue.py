@@ -153,17 +153,16 @@ def entry_of(arm: Arm) -> ArmEntry:
 
 
 def describe_changes(arms: Iterable[Arm], changes: Iterable[ArmEntry]) -> list[tuple[str, str, str]]:
-    """Return changes of these arms for people, a row each (see `describe_change`)."""
-    known = {arm.arm: arm for arm in arms}
-    return [describe_change(known.get(change.arm), change) for change in changes]
+    """Return changes of these arms for people, a row each: +, − or ~, the arm, and its rewards or changed features.
 
-
-def describe_change(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]:
-    """Return a change for people: +, − or ~, the arm, and its rewards; or the features that change.
-
-    >>> describe_change(Arm(arm="a", reward=1.0), ArmEntry(arm="a", reward=2.5, active=True))
-    ('~', 'a', '1 → 2.5')
+    >>> describe_changes([Arm(arm="a", reward=1.0)], [ArmEntry(arm="a", reward=2.5, active=True)])
+    [('~', 'a', '1 → 2.5')]
     """
+    known = {arm.arm: arm for arm in arms}
+    return [_described(known.get(change.arm), change) for change in changes]
+
+
+def _described(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]:
     new = f"{change.reward:.15g}"
     if known is None or (change.active and not known.active):
         return "+", change.arm, new if known is None else f"{new} (was retired)"

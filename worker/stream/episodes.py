@@ -23,14 +23,15 @@ from typing import Final, TypeVar
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
-from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
+from worker.bandit.planning import slate_values
+from worker.bandit.regret import optimistic_gap, posterior_regret
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Episode
 from worker.stream.folding import one_thread, spread
 from worker.stream.joining import ClosedWindow
 from worker.stream.parameters import Parameters
 
-#: Displays without a click from which an ad is judged, and passes that are usual for so many. A rate starts at the rate
+#: Displays without a click from which an ad is judged, and usual passes for that number. A rate starts at the rate
 #: of all ads, with the weight of 20 displays, so none can fall below `COLLAPSED` before about 60 displays.
 LEAST_DISPLAYS: Final = 50
 LEAST_PASSES: Final = 10.0
@@ -193,7 +194,7 @@ def _revenue(
         if version.arms:
             rows = np.flatnonzero(numbers == number)
             contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
-            revenue = slate_revenue(version.model, version.rewards, contexts, slates, version.rates)
+            revenue = slate_values(version.model, version.rewards, contexts, slates, version.rates)[:, 0]
             expected += float((window.weights[rows] * revenue).sum())
     rewards *= window.weights[window.rows[clicked]]
     return float(sum(rewards.tolist())), expected

@@ -1,4 +1,4 @@
-"""The reasons for a slate: every number behind it, in float64, beside the choice that serving makes.
+"""The reasons for a slate: every number behind it, in float64, next to the choice that serving makes.
 
 The choice comes from the kernel that serves, in float32. The numbers are computed again in float64, so of two arms
 whose scores agree in the first seven digits the choice may seem to be the second best.
@@ -21,7 +21,6 @@ for the rest by the revenue of their own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -29,13 +28,13 @@ from typing import TypeAlias
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
-from worker.bandit.bonuses import Spread, bonus_named, theory_radius
+from worker.bandit.bonuses import Spread, bonus_named
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import Masked, Planner, optimal_values
 from worker.bandit.policies import Greedy, MyopicUcb, Random, policy_named
 from worker.errors import InputError
 from worker.stream.chance import lottery, session_uniforms, stable_keys
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, confidence_radius
 from worker.stream.tastes import Contribution, context_columns, contributions, position_effect, strongest_first
 
 
@@ -94,7 +93,16 @@ def explain(
     context, if they are not those of the version.
     """
     given, context = context, parameters.prepared(context[None, :])[0]
-    parameters = _with_radius(parameters, context)
+    if parameters.settings.beta == "theory" and parameters.radius <= 0:  # a file written by hand may have none
+        parameters = replace(
+            parameters,
+            radius=confidence_radius(
+                parameters.settings,
+                parameters.arms,
+                largest_square=float(context @ context),
+                displays=parameters.observations,
+            ),
+        )
     planner = parameters.planner()
     eligible = np.array([], dtype=np.intp) if planner is None else np.setdiff1d(planner.shown, excluded)
     if planner is None or not len(eligible):
@@ -113,21 +121,6 @@ def explain(
         positions=tuple(positions),
         notes=_notes(parameters, session),
     )
-
-
-def _with_radius(parameters: Parameters, context: Floats) -> Parameters:
-    """Compute the radius of "theory" if the record has none, from its observations and this context."""
-    if parameters.settings.beta != "theory" or parameters.radius > 0:
-        return parameters
-    radius = theory_radius(
-        dim=parameters.settings.model_dim,
-        arms=len(parameters.arms),
-        largest_reward=float(parameters.rewards.max()),
-        largest_norm=math.hypot(1.0, *context.tolist()),
-        ridge=parameters.settings.ridge,
-        displays=parameters.observations,
-    )
-    return replace(parameters, radius=radius)
 
 
 def _served(

@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - The same parent, window and settings give the same bits: sessions are in the order of their keys, every sum has one
-  order, and BLAS runs in one thread whatever the caller has set.
+  order, and BLAS runs in one thread under any settings of the caller.
 - The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded.
   Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
   error that the machine causes (no memory) is passed on: another machine may have more.

@@ -57,16 +57,6 @@ encode_index: Final = msgspec.json.Encoder().encode
 decode_index: Final = msgspec.json.Decoder(HistoryIndex).decode
 
 
-def recent_slot(version: int) -> str:
-    """Return the slot of a version made within the last hour."""
-    return f"{_RECENT}{version}"
-
-
-def hour_slot(made_at: int) -> str:
-    """Return the slot of the first version of an hour."""
-    return f"hour/{made_at // HOUR % WEEK_HOURS}"
-
-
 def tag_slot(name: str) -> str:
     """Return the slot of a name."""
     return f"{_TAG}{name}"
@@ -115,17 +105,14 @@ def wanted_slots(held: Mapping[str, KeptVersion], new: KeptVersion, now: int) ->
     ['recent/8']
     """
     slots = []
-    recent, hour = recent_slot(new.version), hour_slot(new.made_at)
+    begun = new.made_at // HOUR  # hours since the epoch
+    recent, hour = f"{_RECENT}{new.version}", f"hour/{begun % WEEK_HOURS}"
     if not _is_expired(recent, new, now) and recent not in held:
         slots.append(recent)
     there = held.get(hour)
-    if new.made_at and not _is_expired(hour, new, now) and (there is None or there.made_at < _start_of_hour(new)):
+    if new.made_at and not _is_expired(hour, new, now) and (there is None or there.made_at < begun * HOUR):
         slots.append(hour)
     return slots
-
-
-def _start_of_hour(kept: KeptVersion) -> int:
-    return kept.made_at // HOUR * HOUR
 
 
 def _is_expired(slot: str, kept: KeptVersion, now: int) -> bool:

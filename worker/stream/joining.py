@@ -164,7 +164,7 @@ def _counting(
 
 
 def first_displays(shown: Ints) -> tuple[Ints, Ints]:
-    """Return session and position of the first so many displays of each session.
+    """Return session and position of the first `shown` displays of each session.
 
     >>> [one.tolist() for one in first_displays(np.array([2, 0, 1]))]
     [[0, 0, 2], [1, 2, 1]]

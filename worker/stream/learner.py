@@ -128,8 +128,9 @@ class Learner:
         self._current = loaded
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
-        self._watermark = Watermark(loaded.progress)
-        self._windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
+        #: How far the partitions have come, and what waits for windows to be closed.
+        self.watermark = Watermark(loaded.progress)
+        self.windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
         self._next_offset = loaded.resume_offset
         self._live_from = loaded.journal_offset + 1
         self._late = self._late_counted = 0
@@ -153,31 +154,6 @@ class Learner:
     def resume_offset(self) -> int:
         """Where to read the journal from."""
         return self._current.resume_offset
-
-    @property
-    def watermark(self) -> int:
-        """How far every partition has come; 0 until all have reported."""
-        return self._watermark.time
-
-    @property
-    def slowest_partition(self) -> int:
-        """The partition that holds the watermark back; -1 before any progress."""
-        return self._watermark.slowest
-
-    @property
-    def partitions(self) -> int:
-        """The number of partitions: the highest that progress records name."""
-        return self._watermark.partitions
-
-    @property
-    def closed_until(self) -> int:
-        """The end of the last window that is closed, with or without sessions; 0 before the first."""
-        return self._windows.closed_until
-
-    @property
-    def open_sessions(self) -> int:
-        """How many sessions wait for their windows to be closed."""
-        return self._windows.sessions
 
     # ── reading the journal ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -231,14 +207,14 @@ class Learner:
 
     def _take(self, offset: int, event: JournalEvent, outcome: Outcome) -> None:
         if isinstance(event, FeedbackFact):
-            self._late += not self._windows.answer(offset, event) and self._live
+            self._late += not self.windows.answer(offset, event) and self._live
         elif isinstance(event, Opened):
             if len(event.context) != self._configured.dim:
                 raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {self._configured.dim}")
-            self._late += not self._windows.open(offset, event) and self._live
+            self._late += not self.windows.open(offset, event) and self._live
         else:
             if isinstance(event, Progress) and event.opened:
-                self._windows.count(offset, event)
+                self.windows.count(offset, event)
             if self._live:
                 self._carry_out(offset, event, outcome)
 
@@ -248,7 +224,7 @@ class Learner:
 
     def _carry_out(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
         if isinstance(event, Progress):
-            self._watermark.advance(event, span=self.settings.window + self.settings.grace)
+            self.watermark.advance(event, span=self.settings.window + self.settings.grace)
             self._close_due(offset, outcome)
             self._republish_if_due(offset, outcome)
             return
@@ -264,8 +240,8 @@ class Learner:
         elif changed is not None:
             if len(changed.arms) > len(current.arms) and isinstance(event, ArmChange | CatalogueChange):
                 # All sessions of this time are in the journal: which of the later ones are already is left to chance.
-                changed = with_new_arms(changed, self._windows.plans(self.watermark - self.settings.lateness))
-            reached = self._watermark.reached
+                changed = with_new_arms(changed, self.windows.plans(self.watermark.time - self.settings.lateness))
+            reached = self.watermark.reached
             soon = reached + 2 * self.settings.lateness if reached else 0
             self._make(changed, offset, max(current.effective_at, soon), outcome)
 
@@ -273,23 +249,23 @@ class Learner:
 
     def _close_due(self, offset: int, outcome: Outcome) -> None:
         """Close every window that the watermark calls for, the earliest first."""
-        while due := self._windows.due(self._due_until):
+        while due := self.windows.due(self._due_until):
             try:
                 self._close(due[0], offset, outcome)
             except (FailedError, MemoryError):
                 raise
             except Exception as error:
                 _pass_over(offset, error, outcome)
-        self._windows.skip(self._due_until)
+        self.windows.skip(self._due_until)
 
     @property
     def _due_until(self) -> int:
         settings = self.settings
-        return (self.watermark - settings.grace) // settings.window * settings.window
+        return (self.watermark.time - settings.grace) // settings.window * settings.window
 
     def _close(self, end: int, offset: int, outcome: Outcome) -> None:
         settings, parent = self.settings, self._current
-        window = self._windows.close(
+        window = self.windows.close(
             end, session_timeout=settings.session_timeout, whole_slates=settings.unanswered == "passed"
         )
         if not window.plans:
@@ -316,7 +292,7 @@ class Learner:
             version=self._current.version + 1,
             parent_sha256=self._current.sha256,
             effective_at=effective_at,
-            made_at=self._watermark.reached,
+            made_at=self.watermark.reached,
             kernels=fingerprint(),
         )
         made.sha256  # noqa: B018 - raises for what cannot be written as a record, before anything is changed
@@ -329,27 +305,27 @@ class Learner:
         self._set_current(made, outcome)
 
     def _republish_if_due(self, offset: int, outcome: Outcome) -> None:
-        behind = self.closed_until - (self._current.window_end or 0)
+        behind = self.windows.closed_until - (self._current.window_end or 0)
         if behind >= REPUBLISH * self.settings.window:
             self._set_current(self._at_position(self._current, offset), outcome)
 
     def _at_position(self, parameters: Parameters, offset: int) -> Parameters:
-        needed = self._windows.needed_from
+        needed = self.windows.needed_from
         return replace(
             parameters,
-            window_end=self.closed_until or None,
+            window_end=self.windows.closed_until or None,
             journal_offset=offset,
             resume_offset=offset + 1 if needed is None else needed,
-            progress=self._watermark.by_partition(),
+            progress=self.watermark.by_partition(),
         )
 
     def _set_current(self, parameters: Parameters, outcome: Outcome) -> None:
         if should_publish(parameters, self._newest_known):
             outcome.versions.append(parameters)
         self._current = parameters
-        self._watermark.forget_lower_count()
+        self.watermark.forget_lower_count()
         self._kept = keep(self._kept, parameters)
-        self._windows.resize(self.settings.window)
+        self.windows.resize(self.settings.window)
 
 
 def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:

@@ -23,11 +23,6 @@ ANSWERS = ("learned", "all")
 _NUMBERS = (int, float)
 
 
-def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 #: Bounds on the revenue of a click. Slates are planned in single precision, where sums of larger ones overflow.
 LEAST_REWARD: Final = 1e-12
 MOST_REWARD: Final = 1e12
@@ -132,7 +127,7 @@ class LearningSettings:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if not is_whole(value) or value < least:
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in tuple(known):
@@ -217,7 +212,7 @@ def check_same_model(settings: LearningSettings, published: LearningSettings) ->
 
 
 def fold_seconds(settings: LearningSettings, arms: int, columns: int) -> float:
-    """Return about how long a fold computes for a model with these columns of contexts, beside its sessions.
+    """Return about how long a fold computes for a model with these columns of contexts, without its sessions.
 
     Fitted to folds of 32 to 1,000 columns, 3 to 1,000 ads and up to 100 columns of ads, in seconds of one core. The
     last part is that of the coefficients which all ads share: one per column of contexts and column of ads.

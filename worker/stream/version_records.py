@@ -6,7 +6,7 @@ Rules that hold in this file:
 - A field that is absent has its usual value, which the types say.
 - The size has an upper bound that follows from the number of arms, their ids and features, the shape of the model and
   the sessions that may be pending. No reward and no estimate changes it, so a version whose bound fits can be
-  published whatever is learned. This limits the number of arms.
+  published with any estimate. This limits the number of arms.
 - Only what adds arms is refused. What else a version holds has the `RESERVE`: settings, thresholds, progress.
 """
 
@@ -386,10 +386,10 @@ def digest_of(document: Mapping[str, Any]) -> str:
 VERSION_BYTES: Final = 16 << 20
 #: Bytes for everything but arms and model: the progress of 10,000 partitions, for instance.
 RESERVE: Final = 256 << 10
-#: Bytes of an arm beside its id: names, marks, and the longest number.
+#: Bytes of an arm without its id: names, marks, and the longest number.
 _PER_ARM: Final = len(b'{"active":false,"arm":,"reward":},') + 24
 _PER_ARRAY: Final = 128
-#: Bytes for the features of an arm, beside themselves; numbers may be written longer than they are given.
+#: Bytes for the features of an arm, without themselves; numbers may be written longer than they are given.
 _PER_FEATURES: Final = len(b'"features":,')
 
 

@@ -257,7 +257,7 @@ class OpenWindows:
                 whole_slates=whole_slates,
                 opened=min(sum(window.opened.values()), MOST),
             )
-        finally:  # also after an error: the window is closed, whatever became of it
+        finally:  # also after an error: the window is closed
             self._names.clear()
             self.skip(end)
 

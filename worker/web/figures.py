@@ -17,7 +17,7 @@ from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.episodes import answering
 from worker.stream.parameters import Parameters
-from worker.stream.strengths import strengths
+from worker.stream.tastes import strengths
 from worker.stream.topology import Tally
 
 MOST_ARMS: Final = 12
