@@ -186,7 +186,7 @@ def event(number: int, cost: float, index: int, **more: Any) -> Document:
     }
 
 
-def test_events_of_personalizer_are_sessions_of_one_display(imported: Import, folder: Path) -> None:
+def test_events_of_personalizer_are_sessions_of_one_display(imported: Import, folder: Path, capsys) -> None:
     events = [event(1, -0.5, 0), event(2, 0, 1), event(3, -1, 1, _skipLearn=True), {"RewardValue": 1, "EventId": "e9"}]
     text = "".join(orjson.dumps(one).decode() + "\n" for one in events)
     lines = imported(text, "--config", str(folder / "serve.toml"), "--format", "dsjson", "--session-column", "EventId")
@@ -197,6 +197,9 @@ def test_events_of_personalizer_are_sessions_of_one_display(imported: Import, fo
     ]
     assert [(one["arm"], one["clicked"]) for one in records(lines, "clicks")] == [("shoes", True), ("hats", False)]
     assert {arm["reward"] for arm in records(lines, "parameters")[0]["arms"]} == {0.5}
+    (folder / "t.dsjson").write_text('{"c": {"_multi": [{}]}, "a": [1], "_label_cost": 0}')
+    assert main(["import", str(folder / "t.dsjson"), "--output", str(folder / "new")]) == 2
+    assert "row 1: not an object with the fields needed (no field '_tag')" in capsys.readouterr().err
 
 
 def test_a_row_of_the_open_bandit_dataset_is_a_session(imported: Import, folder: Path, capsys) -> None:
@@ -314,6 +317,7 @@ def test_with_skip_bad_whole_sessions_are_left_out_and_rows_counted_by_reason(im
         "position before it is missing": [1, 13],
     }
     out = capsys.readouterr().out
+    assert "8 displays, 1 clicks, 3 ads, 2026-01-01 00:00:00 to 2026-01-01 00:05:00 UTC\n" in out
     assert "left out: 3 sessions" in out
     assert "2     11  ad is not in the catalogue     ('x'); add it" in out
 

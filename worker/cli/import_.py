@@ -101,7 +101,7 @@ def summary(output: str, report: ImportReport, version: Parameters) -> str:
     sizes = f"window {duration_text(settings.window)}, session timeout {duration_text(settings.session_timeout)}"
     lines = [
         f"{output}: {report.sessions:,} sessions, {report.displays:,} displays, {report.clicks:,} clicks, "
-        f"{len(version.arms):,} ads, {time_span(report.first_at, report.last_at)}",
+        f"{len(version.arms):,} ads{time_span(report.first_at, report.last_at)}",
         f"  times read as {times}; horizon {settings.horizon}, {sizes}",
     ]
     if report.unpriced:

@@ -95,7 +95,7 @@ def _objects(path: str, convert: Callable[[Row], Row | None]) -> Rows:
             row = convert(orjson.loads(line))
         except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
             what = "not JSON" if isinstance(error, orjson.JSONDecodeError) else "not an object with the fields needed"
-            yield number, BadRowError(what, f" ({error})")
+            yield number, BadRowError(what, f" (no field {error})" if isinstance(error, KeyError) else f" ({error})")
         else:
             if row is not None:
                 yield number, row
@@ -127,7 +127,7 @@ def _event(document: Row) -> Row | None:
     action = shared.pop("_multi")[document["_labelIndex"] if "_labelIndex" in document else document["a"][0] - 1]
     reward = -float(document["_label_cost"])
     taken = {
-        "_ad": action["_tag"] if "_tag" in action else action["i"]["id"],
+        "_ad": action["i"]["id"] if "i" in action and "_tag" not in action else action["_tag"],
         "_clicked": reward > 0,
         "_reward": reward if reward > 0 else None,
     }
