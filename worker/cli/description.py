@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
 from worker.bandit.arrays import sigmoid
 from worker.bandit.learning import AUTO
@@ -63,6 +64,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
     return {
         **{name: getattr(parameters, name) for name in FACTS},
         "learn_shares": parameters.shares._asdict(),
+        "started_from": None if (start := parameters.started_from) is None else to_builtins(start),
         "parameter_norm": model.norm,
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
@@ -100,6 +102,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
     lines = [
         f"version {details['version']}  {details['sha256'][:16]}…  {'frozen' if details['frozen'] else 'learning'}",
         f"  {details['folds']} folds, {details['observations']} observations; the workers keep {span}",
+        *([f"  {_start(details)}"] if parameters.started_from is not None else []),
         f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
         f"  model {model}; ‖θ‖ {details['parameter_norm']:.4g}; contexts {_contexts(parameters)}",
         *_features(details["features"]),
@@ -134,6 +137,11 @@ def _forgetting(details: dict[str, Any]) -> str:
     return f"{setting}: " + (
         "the last fold kept all" if kept == 1 else f"change noticed, older sessions count {kept:g}"
     )
+
+
+def _start(details: dict[str, Any]) -> str:
+    start = details["started_from"]
+    return f"started from a history with sha256 {start['sha256'][:16]}…, trust {start['trust']:g}"
 
 
 def _shares(details: dict[str, Any]) -> str:

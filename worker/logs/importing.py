@@ -233,7 +233,7 @@ class HistoryImport:
             window=max(settings.window, _whole_seconds(window // found.sessions)),
         )
         check_columns(settings, len(arms))
-        return Parameters.first(settings, arms), longest
+        return replace(Parameters.first(settings, arms), imported=True), longest
 
     def _priced(self, prices: Mapping[str, float | None]) -> tuple[Arm, ...]:
         """Return the ads of the table with the mean revenue of their clicks; where it is not known, the mean of all."""

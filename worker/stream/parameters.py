@@ -32,7 +32,16 @@ from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
-from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
+from worker.stream.version_records import (
+    COUNTS,
+    PLAIN,
+    ArmRecord,
+    StartRecord,
+    VersionRecord,
+    array_in,
+    digest_of,
+    document_of,
+)
 
 #: A threshold above every score.
 NEVER: Final = 1e300
@@ -48,6 +57,8 @@ class Parameters:
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
     version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
+    `started_from` is the history behind version 0, which all later versions name, too. A version that learned from the
+    sessions of another system is `imported`.
     """
 
     version: int
@@ -76,6 +87,8 @@ class Parameters:
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
     shares: Shares = ALL
+    started_from: StartRecord | None = None
+    imported: bool = False
     kernels: str = field(default="", compare=False)
     known_sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
@@ -368,6 +381,8 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         standardisation=standardisation,
         pending=pending,
         kernels=record.kernels,
+        started_from=record.started_from,
+        imported=record.imported,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in PLAIN},
     )

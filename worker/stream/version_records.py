@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import orjson
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 
 from worker.bandit import MODELS
 from worker.bandit.arrays import Floats
@@ -154,6 +154,13 @@ class GroupsRecord(Struct, frozen=True, kw_only=True):
     strengths: Annotated[Array, described("Precision of each feature: the higher, the less it matters.")]
 
 
+class StartRecord(Struct, frozen=True, kw_only=True):
+    """History that version 0 started from."""
+
+    sha256: Annotated[str, described("SHA-256, in hexadecimal, of its file.", pattern="^[0-9a-f]{64}$")]
+    trust: Annotated[Probability, described("Share of its information that counts.")]
+
+
 class VersionRecord(Struct, frozen=True, kw_only=True):
     """One version of the model, with the settings for serving and learning. Topic: parameters. Key: version mod 8.
 
@@ -253,6 +260,10 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
             "computed for."
         ),
     ] = ""
+    started_from: StartRecord | None = None
+    imported: Annotated[bool, described("Whether the sessions were those of another system (adcascade import).")] = (
+        False
+    )
     learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
     answer_counts: AnswerRecord | UnsetType = UNSET
     standardisation: ScaleRecord | UnsetType = UNSET
@@ -278,17 +289,8 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
 #: Fields of a version that its record has under the same name.
 PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
-    *(
-        "folds",
-        "clock",
-        "kept",
-        "changes",
-        "observations",
-        "expected_sessions",
-        "explore_budget",
-        "thresholds",
-        "radius",
-    ),
+    *("folds", "clock", "kept", "changes", "observations", "expected_sessions", "explore_budget"),
+    *("thresholds", "radius"),
 )
 #: Settings that a record has only if they are set.
 _OPTIONAL: Final = ("features", "learn_at_most")
@@ -330,6 +332,10 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["ties"] = parameters.ties
     if parameters.kernels:
         document["kernels"] = parameters.kernels
+    if parameters.started_from is not None:
+        document["started_from"] = to_builtins(parameters.started_from)
+    if parameters.imported:
+        document["imported"] = True
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
     for name, array in arrays_of(parameters).items():
