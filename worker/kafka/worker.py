@@ -44,6 +44,8 @@ def run_worker(settings: WorkerSettings) -> int:
         check_size(first, largest_version(found, topics))
     for line in compressed_inputs(found, topics):
         log.warning(line)
+    if settings.start is not None and not history:
+        log.info(settings.start.line(first))
     warn(settings, learning, history)
     most_sessions = settings.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
     metrics = Metrics()

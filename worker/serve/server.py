@@ -64,7 +64,9 @@ def run_server(settings: ServeSettings) -> int:
 
 def _first_version(settings: ServeSettings) -> Parameters:
     if settings.start is not None:
-        return settings.start.first(settings.learning, settings.dim, settings.arms)
+        first = settings.start.first(settings.learning, settings.dim, settings.arms)
+        log.info(settings.start.line(first))
+        return first
     learning = replace(settings.learning, dim=dimension(settings.dim, None))
     check_columns(learning, len(settings.arms))
     first = Parameters.first(learning, settings.arms)

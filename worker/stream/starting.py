@@ -47,15 +47,22 @@ class Start:
 
     def first(self, settings: LearningSettings, dim: int | None, arms: Sequence[Arm]) -> Parameters:
         """Return version 0; raise `InputError` if the history does not fit. `dim` is None if it is not given."""
-        history = self.read()
         try:
+            history = self.read()
             first = started(history, settings, arms, trust=self.trust, sha256=self.digest())
             if dim is not None and dim != first.settings.dim:
                 raise InputError(f"a history of other features: its contexts have {first.settings.dim}, not {dim}")
         except InputError as error:
-            raise InputError(f"--start-from {self.path}: {error}") from None
+            reason = str(error).removeprefix(f"{self.path}: ").removesuffix(" (--skip-bad continues)")
+            raise InputError(f"--start-from {self.path}: {reason}") from None
         check_size(first)
         return first
+
+    def line(self, first: Parameters) -> str:
+        """Return what version 0 starts from, for people."""
+        trust = 1.0 if first.started_from is None else first.started_from.trust
+        warmup = "after a warm-up: it knows few of the ads" if first.folds < first.settings.warmup else "no warm-up"
+        return f"version 0 starts from {self.path}: {first.observations:,} displays, trust {trust:g}, {warmup}"
 
     def ignored(self, newest: Parameters) -> str | None:
         """Return a line for people if the versions that are there were not started from this history, or otherwise."""
@@ -121,19 +128,27 @@ def _continued(settings: LearningSettings, history: LearningSettings) -> Learnin
         if mine != theirs:
             raise InputError(f"a history of another model: its {name} is {theirs}, not {mine}")
     ours, theirs = (one.features.declared if one.features is not None else None for one in (settings, history))
-    if ours is not None and (differing := _differing(ours, theirs)):
-        raise InputError(f"a history of other features: {listed(differing)} differ from the declared ones")
+    if ours is not None and (difference := _difference(ours, theirs)):
+        raise InputError(f"a history of other features: {difference}")
     return replace(settings, dim=history.dim, features=history.features, standardise=history.standardise)
 
 
-def _differing(ours: Features, theirs: Features | None) -> list[str]:
-    """Return the names of features, and of crosses, that two declarations have otherwise; a part may be left out."""
-    names: list[str] = []
+def _difference(ours: Features, theirs: Features | None) -> str:
+    """Return how two declarations differ, for people; empty if they agree. A declaration may leave out either part."""
     for part in ("context", "ads", "crosses"):
-        mine: tuple[Feature | tuple[str, str], ...] = getattr(ours, part)
-        known = () if theirs is None else getattr(theirs, part)
+        mine, known = ({_name(one): one for one in (getattr(of, part) if of else ())} for of in (ours, theirs))
         is_given = mine or (part == "crosses" and ours.context)
-        if is_given and mine != known:
-            differing = [one for one in (*mine, *known) if one not in mine or one not in known] or [*mine]
-            names += [one.name if isinstance(one, Feature) else " × ".join(one) for one in differing]
-    return list(dict.fromkeys(names))
+        if is_given and list(mine.items()) != list(known.items()):
+            kinds = {
+                "not in it: {}": [name for name in mine if name not in known],
+                "not declared here: {}": [name for name in known if name not in mine],
+                "declared otherwise: {}": [name for name in mine if name in known and mine[name] != known[name]],
+            }
+            return (
+                "; ".join(text.format(listed(names)) for text, names in kinds.items() if names) or "their order differs"
+            )
+    return ""
+
+
+def _name(one: Feature | tuple[str, str]) -> str:
+    return one.name if isinstance(one, Feature) else " × ".join(one)

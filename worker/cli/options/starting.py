@@ -11,7 +11,7 @@ from worker.cli.options.parser import Option, number
 from worker.cli.options.target import read_version
 from worker.console import progress
 from worker.errors import InputError, ParametersError
-from worker.logs.format import BadLineError, LogReader
+from worker.logs.format import BadLineError, Line, LogReader
 from worker.replay.relearn import relearn
 from worker.stream.parameters import Parameters
 from worker.stream.starting import TRUST_IMPORTED, TRUST_OWN, Start
@@ -36,6 +36,8 @@ STARTING = (
 def start_of(options: argparse.Namespace) -> Start | None:
     """Return the start that the options name; nothing is read yet."""
     path = options.start_from
+    if path == "-":
+        raise InputError("--start-from takes no standard input: a restart could not tell what it was")
     if path is None:
         if options.trust is not None:
             raise InputError("--trust is for --start-from FILE, which is missing")
@@ -45,27 +47,35 @@ def start_of(options: argparse.Namespace) -> Start | None:
 
 def _read(path: str) -> Parameters:
     """Return the version in a file, or the newest one that a log teaches; the first line tells which of both it is."""
-    with LogReader(path) as log:
-        try:
+    try:
+        with LogReader(path) as log:
             line = next(iter(log), None)
-        except BadLineError:
-            line = None
-    if line is None:
-        return _version(path)
-    topics = Topics(line.record.topic.rpartition(".")[0])
-    learned = relearn(path, topics=topics, stage=partial(progress, unit="lines")).learned
-    assert learned is not None
-    return learned
+        learned = None if line is None else _learned(path, line)
+    except BadLineError as error:
+        if not str(error).startswith(f"{path}: line 1:"):
+            raise
+        learned = None
+    return learned or _version(path)
+
+
+def _learned(path: str, first: Line) -> Parameters | None:
+    topics = Topics(first.record.topic.rpartition(".")[0])
+    try:
+        return relearn(path, topics=topics, stage=partial(progress, unit="lines")).learned
+    except BadLineError:
+        raise
+    except InputError as error:
+        raise InputError(f"{error}: adcascade replay {path} --relearn --output FILE") from None
 
 
 def _version(path: str) -> Parameters:
     try:
-        return read_version(path, "--start-from")
+        return read_version(path)
     except ParametersError as error:
         if "not JSON" not in str(error):
             raise
         raise InputError(
-            f"--start-from {path}: neither a version nor a log (a table of another system: adcascade import)"
+            f"{path}: neither a version nor a log, or damaged (a table of another system: adcascade import)"
         ) from None
 
 
