@@ -41,7 +41,7 @@ SETTINGS = LearningSettings(dim=DIM, horizon=HORIZON, session_timeout=10_000, la
 
 
 class Site:
-    """A world with tastes, which features of ads explain for the most part; at each display a tenth of the users leaves."""
+    """A world with tastes, most of which features of ads explain; at each display a tenth of the users leaves."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

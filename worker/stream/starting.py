@@ -92,7 +92,8 @@ def started(
     if trust is None:
         trust = TRUST_IMPORTED if history.imported else TRUST_OWN
     with one_thread():
-        model = align(history.model.forget(trust), history.arms, arms, settings=settings)
+        faded = history.model if trust == 1 else history.model.forget(trust)
+        model = align(faded, history.arms, arms, settings=settings)
     answers = align_answers(history, arms, settings)
     fresh = _unknown_share(history, arms)
     return Parameters(
