@@ -264,10 +264,9 @@ def find_origin(log: OrderedLog, *, changes: Mapping[str, Any], arms: Sequence[A
         first = log.versions.read(oldest.version)
         given = first.arms if arms is None else tuple(arms)
         compared = same and oldest.version == 0 and given == first.arms
-        version_0 = first if compared else _changed(first, settings, given)
         made_under = made_under if compared else {}
-        known = version_0 if is_given(version_0) else None
-        return Origin(Learner(settings, given, made_under=made_under, first=known), compared=compared)
+        zero = first if compared and is_given(first) else _changed(first, settings, given)
+        return Origin(Learner(settings, given, made_under=made_under, first=zero), compared=compared)
     base = _first_complete(log)
     *before, loaded = log.versions.read_with_history(base)
     if settings.dim != loaded.settings.dim:
@@ -285,11 +284,11 @@ def is_given(first: Parameters) -> bool:
 
 
 def _changed(first: Parameters, settings: LearningSettings, arms: Sequence[Arm]) -> Parameters:
-    """Return version 0 under other settings or with other arms, from the same history if it has one."""
-    if first.version == 0 and first.started_from is not None:
-        again = started(first, settings, arms, trust=1.0, sha256=first.started_from.sha256)
-        return replace(again, started_from=first.started_from)
-    return replace(Parameters.first(settings, tuple(arms)), imported=first.imported)
+    """Return version 0 under these settings and with these arms, from the same history if it has one."""
+    if first.version or first.started_from is None:
+        return replace(Parameters.first(settings, tuple(arms)), imported=first.imported)
+    again = started(first, settings, arms, trust=1.0, sha256=first.started_from.sha256)
+    return replace(again, started_from=first.started_from)
 
 
 def _first_complete(log: OrderedLog) -> int:

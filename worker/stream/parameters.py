@@ -34,6 +34,7 @@ from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessi
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
 from worker.stream.version_records import (
     COUNTS,
+    IF_SET,
     PLAIN,
     ArmRecord,
     StartRecord,
@@ -376,15 +377,11 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         arms=tuple([_arm(arm) for arm in record.arms]),
         model=model,
         progress={int(partition): time for partition, time in record.progress.items()},
-        ties=record.ties,
         answers=counts,
         standardisation=standardisation,
         pending=pending,
-        kernels=record.kernels,
-        started_from=record.started_from,
-        imported=record.imported,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
-        **{name: getattr(record, name) for name in PLAIN},
+        **{name: getattr(record, name) for name in (*PLAIN, *IF_SET)},
     )
 
 

@@ -15,7 +15,9 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from typing import Final
 
 from worker.bandit.bonuses import joined
@@ -26,7 +28,7 @@ from worker.stream.catalogue import align, align_answers
 from worker.stream.features import Feature, Features, listed
 from worker.stream.folding import one_thread
 from worker.stream.parameters import Parameters, confidence_radius
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings, check_columns
 from worker.stream.version_records import StartRecord, check_size
 
 #: Displays of an ad from which on the history knows it.
@@ -55,26 +57,23 @@ class Start:
         except InputError as error:
             reason = str(error).removeprefix(f"{self.path}: ").removesuffix(" (--skip-bad continues)")
             raise InputError(f"--start-from {self.path}: {reason}") from None
+        check_columns(first.settings, len(first.arms))
         check_size(first)
         return first
 
     def line(self, first: Parameters) -> str:
         """Return what version 0 starts from, for people."""
-        trust = 1.0 if first.started_from is None else first.started_from.trust
-        warmup = "after a warm-up: it knows few of the ads" if first.folds < first.settings.warmup else "no warm-up"
-        return f"version 0 starts from {self.path}: {first.observations:,} displays, trust {trust:g}, {warmup}"
+        warmup = "a warm-up, as few of the ads are known" if first.folds < first.settings.warmup else "no warm-up"
+        return f"version 0 starts from {self.path}: {first.observations:,} displays; {warmup}"
 
     def ignored(self, newest: Parameters) -> str | None:
-        """Return a line for people if the versions that are there were not started from this history, or otherwise."""
-        known, prefix = newest.started_from, f"--start-from {self.path} is ignored: there are versions already, "
-        try:
-            if known is None or known.sha256 != self.digest():
-                return prefix + ("which started without a history" if known is None else "started from another one")
-        except InputError as error:
-            return f"{prefix}and {error}"
-        if self.trust not in (None, known.trust):
-            return f"--trust {self.trust:g} is ignored: the versions that are there started with {known.trust:g}"
-        return None
+        """Return a line for people unless the versions that are there started from this history, with this trust."""
+        known = newest.started_from
+        with suppress(InputError):  # the file may be gone: it is not needed any more
+            if known is not None and known.sha256 == self.digest() and self.trust in (None, known.trust):
+                return None
+        how = "without a history" if known is None else f"from another one, or with another trust than {known.trust:g}"
+        return f"--start-from {self.path} is ignored: the versions that are there started {how}"
 
 
 def started(
@@ -129,27 +128,18 @@ def _continued(settings: LearningSettings, history: LearningSettings) -> Learnin
         if mine != theirs:
             raise InputError(f"a history of another model: its {name} is {theirs}, not {mine}")
     ours, theirs = (one.features.declared if one.features is not None else None for one in (settings, history))
-    if ours is not None and (difference := _difference(ours, theirs)):
-        raise InputError(f"a history of other features: {difference}")
+    if ours is not None and (names := _differing(ours, theirs)):
+        raise InputError(f"a history of other features than the declared ones: {listed(names)}")
     return replace(settings, dim=history.dim, features=history.features, standardise=history.standardise)
 
 
-def _difference(ours: Features, theirs: Features | None) -> str:
-    """Return how two declarations differ, for people; empty if they agree. A declaration may leave out either part."""
+def _differing(ours: Features, theirs: Features | None) -> list[str]:
+    """Return the features and crosses that are only in one of two declarations, or otherwise, or in another place."""
+    names: list[str] = []
     for part in ("context", "ads", "crosses"):
-        mine, known = ({_name(one): one for one in (getattr(of, part) if of else ())} for of in (ours, theirs))
-        is_given = mine or (part == "crosses" and ours.context)
-        if is_given and list(mine.items()) != list(known.items()):
-            kinds = {
-                "not in it: {}": [name for name in mine if name not in known],
-                "not declared here: {}": [name for name in known if name not in mine],
-                "declared otherwise: {}": [name for name in mine if name in known and mine[name] != known[name]],
-            }
-            return (
-                "; ".join(text.format(listed(names)) for text, names in kinds.items() if names) or "their order differs"
-            )
-    return ""
-
-
-def _name(one: Feature | tuple[str, str]) -> str:
-    return one.name if isinstance(one, Feature) else " × ".join(one)
+        mine, known = (getattr(one, part) if one is not None else () for one in (ours, theirs))
+        if mine or (part == "crosses" and ours.context):  # a declaration may leave out contexts or ads
+            pairs = [pair for pair in zip_longest(mine, known) if pair[0] != pair[1]]
+            differing = [one for one in dict.fromkeys(chain(*pairs)) if one is not None]
+            names += [one.name if isinstance(one, Feature) else " × ".join(one) for one in differing]
+    return list(dict.fromkeys(names))

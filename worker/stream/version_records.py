@@ -15,11 +15,12 @@ from __future__ import annotations
 import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import orjson
-from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from worker.bandit import MODELS
 from worker.bandit.arrays import Floats
@@ -154,8 +155,9 @@ class GroupsRecord(Struct, frozen=True, kw_only=True):
     strengths: Annotated[Array, described("Precision of each feature: the higher, the less it matters.")]
 
 
-class StartRecord(Struct, frozen=True, kw_only=True):
-    """History that version 0 started from."""
+@dataclass(frozen=True, kw_only=True)
+class StartRecord:
+    """History that version 0 started from; later versions name it, too."""
 
     sha256: Annotated[str, described("SHA-256, in hexadecimal, of its file.", pattern="^[0-9a-f]{64}$")]
     trust: Annotated[Probability, described("Share of its information that counts.")]
@@ -292,7 +294,8 @@ PLAIN: Final = (
     *("folds", "clock", "kept", "changes", "observations", "expected_sessions", "explore_budget"),
     *("thresholds", "radius"),
 )
-#: Settings that a record has only if they are set.
+#: Fields of the same name that a record has only if they are set, and such settings.
+IF_SET: Final = ("ties", "kernels", "started_from", "imported")
 _OPTIONAL: Final = ("features", "learn_at_most")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
@@ -328,14 +331,7 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["learn_at_most"] = settings.learn_at_most
     if settings.features is not None:
         document["features"] = settings.features.document()
-    if parameters.ties:
-        document["ties"] = parameters.ties
-    if parameters.kernels:
-        document["kernels"] = parameters.kernels
-    if parameters.started_from is not None:
-        document["started_from"] = to_builtins(parameters.started_from)
-    if parameters.imported:
-        document["imported"] = True
+    document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
     for name, array in arrays_of(parameters).items():

@@ -10,8 +10,8 @@ from pathlib import Path
 from worker.cli.options.parser import Option, number
 from worker.cli.options.target import read_version
 from worker.console import progress
-from worker.errors import InputError, ParametersError
-from worker.logs.format import BadLineError, Line, LogReader
+from worker.errors import InputError
+from worker.logs.format import BadLineError, LogReader
 from worker.replay.relearn import relearn
 from worker.stream.parameters import Parameters
 from worker.stream.starting import TRUST_IMPORTED, TRUST_OWN, Start
@@ -47,36 +47,21 @@ def start_of(options: argparse.Namespace) -> Start | None:
 
 def _read(path: str) -> Parameters:
     """Return the version in a file, or the newest one that a log teaches; the first line tells which of both it is."""
-    try:
-        with LogReader(path) as log:
+    with LogReader(path) as log:
+        try:
             line = next(iter(log), None)
-        learned = None if line is None else _learned(path, line)
-    except BadLineError as error:
-        if not str(error).startswith(f"{path}: line 1:"):
-            raise
-        learned = None
-    return learned or _version(path)
-
-
-def _learned(path: str, first: Line) -> Parameters | None:
-    topics = Topics(first.record.topic.rpartition(".")[0])
-    try:
-        return relearn(path, topics=topics, stage=partial(progress, unit="lines")).learned
-    except BadLineError:
-        raise
-    except InputError as error:
-        raise InputError(f"{error}: adcascade replay {path} --relearn --output FILE") from None
-
-
-def _version(path: str) -> Parameters:
-    try:
-        return read_version(path)
-    except ParametersError as error:
-        if "not JSON" not in str(error):
-            raise
+        except BadLineError:
+            line = None
+    if line is not None:
+        topics = Topics(line.record.topic.rpartition(".")[0])
+        learned = relearn(path, topics=topics, stage=partial(progress, unit="lines")).learned
+        if learned is not None:
+            return learned
+    elif not Path(path).read_bytes().endswith((b"}", b"}\n")):
         raise InputError(
             f"{path}: neither a version nor a log, or damaged (a table of another system: adcascade import)"
-        ) from None
+        )
+    return read_version(path)
 
 
 def _digest(path: str) -> str:
