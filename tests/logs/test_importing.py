@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,11 @@ session_column = "visit"
 """
 CATALOG = "arm,reward\na,1.5\nb,2\nc,1\n"
 HEADER = "visit,time,position,ad,clicked,age,device"
-#: s2 clicks at position 2, s1 passes all three, s3 leaves at position 2, s4 at position 1; in no order.
+#: s2 clicks at position 2 of 3, s1 passes all three, s3 leaves at position 2, s4 at position 1; in no order.
 ROWS = """\
 s2,1767225700,2,c,1,,desktop
 s1,1767225600,1,a,0,31,mobile
+s2,1767225701,3,b,0,,desktop
 s1,1767225610,2,b,0,31,mobile
 s3,1767225800,1,a,0,,
 s1,1767225620,3,c,0,31,mobile
@@ -93,7 +94,7 @@ def test_a_table_becomes_version_0_arrivals_slates_and_feedback(imported: Import
         {**decision, "session_id": session, "arrived_at": at, "arm": slate[0], "slate": list(slate)}
         for session, at, slate in (
             ("s1", 1767225600000, "abc"),
-            ("s2", 1767225690000, "ac"),
+            ("s2", 1767225690000, "acb"),
             ("s3", 1767225790000, "ab"),
             ("s4", 1767225900000, "b"),
         )
@@ -139,7 +140,7 @@ def dated(row: Document) -> Document:
         ("t.jsonl", as_objects()),
         ("t.json", as_objects(nested)),
         ("t.ndjson", as_objects(dated)),
-        ("t.csv", f"{HEADER}\n" + "".join(random.Random(7).sample(ROWS.splitlines(keepends=True), 8))),
+        ("t.csv", f"{HEADER}\n" + "".join(random.Random(7).sample(ROWS.splitlines(keepends=True), 9))),
     ],
 )
 def test_any_format_and_any_order_of_rows_give_the_same_log(imported: Import, name: str, content: Any) -> None:
@@ -147,17 +148,12 @@ def test_any_format_and_any_order_of_rows_give_the_same_log(imported: Import, na
 
 
 def test_parquet_is_read_with_pyarrow_and_refused_without_it_in_one_line(imported, folder, monkeypatch, capsys) -> None:
-    rows = [nested(orjson.loads(row)) for row in as_objects().splitlines()]
-    batch = SimpleNamespace(to_pylist=lambda: rows)
-    pyarrow, parquet = ModuleType("pyarrow"), ModuleType("pyarrow.parquet")
-    pyarrow.ArrowException = ValueError  # type: ignore[attr-defined]
-    parquet.ParquetFile = lambda path: SimpleNamespace(iter_batches=lambda: [batch])  # type: ignore[attr-defined]
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "pyarrow", pyarrow)
-        patched.setitem(sys.modules, "pyarrow.parquet", parquet)
-        assert imported(b"", name="t.parquet") == imported(TABLE)
+    batch = SimpleNamespace(to_pylist=lambda: [nested(orjson.loads(row)) for row in as_objects().splitlines()])
+    reader = SimpleNamespace(ParquetFile=lambda path: SimpleNamespace(iter_batches=lambda: [batch]))
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(ArrowException=ValueError))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", reader)
+    assert imported(b"", name="t.parquet") == imported(TABLE)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    capsys.readouterr()
     assert main(["import", str(folder / "t.parquet"), "--output", str(folder / "x")]) == 2
     assert "Parquet needs pyarrow: pip install pyarrow" in capsys.readouterr().err
 
@@ -243,7 +239,6 @@ CLICKED = GOOD.replace(",a,0,", ",a,1,")
         (TABLE.replace("age", "years"), "no column 'age': give --context-columns age=COLUMN, or age= if the history"),
         (GOOD + "s1,1767225601,2,x,0,31,mobile", "row 3: ad is not in the catalogue ('x'): add it"),
         (GOOD + "s1,1767225601,3,b,0,31,mobile", "row 3: position is not the next one of its session (3, not 2)"),
-        (GOOD + "s1,1767225601,1,b,0,31,mobile", "row 3: position is not the next one of its session (1, not 2)"),
         (GOOD + "s1,1767225601,,b,0,31,mobile", "row 3: position is not the next one of its session (0, not 1)"),
         (GOOD + "s1,1767225601,0,b,0,31,mobile", "row 3: position is not a whole number from 1 on (0)"),
         (CLICKED + "s1,1767225601,2,b,1,9,mobile", "row 3: second click of the session, after row 2: keep the first"),
@@ -251,15 +246,12 @@ CLICKED = GOOD.replace(",a,0,", ",a,1,")
         (GOOD + "s2,1767225601,1,b,0,1e300,mobile", "row 3: a worker would refuse the arrival (norm: a number of"),
         (GOOD + "s2,1767225601,1,b,2,3,mobile", "row 3: click is neither 0 nor 1 (2.0)"),
         (GOOD + "s2,1767225601,1,,0,3,mobile", "row 3: no ad in ad or arm or ad_id or item_id: give --ad-column"),
-        (GOOD + "s2,1767225601,1,\x07,0,3,mobile", "row 3: ad is not an id of 1 to 128 printable characters"),
         (GOOD + "s2,yesterday,1,b,0,3,mobile", "row 3: time is neither a number nor ISO 8601 ('yesterday')"),
         (GOOD + "s2,-5,1,b,0,3,mobile", "row 3: time is before 1970"),
         (GOOD + "s2,1767225601,1,b,0,3,5,mobile", "row 3: another number of cells than the header (8); a decimal"),
         (GOOD + 's2,1767225601,1,b,0,3,"mobile', "row 3: not CSV: unexpected end of data"),
-        (TABLE.replace("watch", "montré").encode("latin1"), "row 9: not UTF-8; convert the file: iconv -f latin1"),
-        (TABLE.encode("utf-16"), "row 1: not UTF-8; convert the file: iconv -f utf-16"),
+        (TABLE.replace("watch", "montré").encode("latin1"), "row 10: not UTF-8; convert the file: iconv -f latin1"),
         ('[{"visit": 1}]', "row 1: not a JSON object with the fields needed ("),
-        ('{"visit": 1, "time": 1, "ad": "a", "clicked": 0}\n{"visit"', "row 2: not a JSON object with the fields needed"),
     ],
 )
 def test_a_bad_table_is_one_line_that_says_which_row_and_what_to_do(content, complaint, folder, usual, capsys) -> None:
@@ -298,15 +290,15 @@ def test_with_skip_bad_whole_sessions_are_left_out_and_rows_counted_by_reason(im
     extra = "s5,1767226000,1,a,0,3,\ns5,1767226001,2,x,0,3,\ns6,1,1,y,0,3,\ns7,1767226001,2,a,0,3,\n"
     assert imported(TABLE + extra, *usual, "--skip-bad", "--json", str(folder / "r")) == imported(TABLE)
     report = orjson.loads((folder / "r").read_bytes())
-    assert (report["rows"], report["sessions"], report["sessions_left_out"]) == (12, 4, 3)
+    assert (report["rows"], report["sessions"], report["sessions_left_out"]) == (13, 4, 3)
     assert {reason: (bad["rows"], bad["example"]) for reason, bad in report["bad"].items()} == {
-        "ad is not in the catalogue": (2, 11),
-        "position is not the next one of its session": (1, 13),
+        "ad is not in the catalogue": (2, 12),
+        "position is not the next one of its session": (1, 14),
     }
     out = capsys.readouterr().out
-    assert "8 displays, 1 clicks, 3 ads, 2026-01-01 00:00:00 to 2026-01-01 00:05:00 UTC\n" in out
+    assert "9 displays, 1 clicks, 3 ads, 2026-01-01 00:00:00 to 2026-01-01 00:05:00 UTC\n" in out
     assert "left out: 3 sessions" in out
-    assert "2       11  ad is not in the catalogue ('x'): add it" in out
+    assert "2       12  ad is not in the catalogue ('x'): add it" in out
 
 
 # ── learning from it ─────────────────────────────────────────────────────────────────────────────────────────────────

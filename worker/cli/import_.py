@@ -19,7 +19,6 @@ from worker.logs.format import check_new
 from worker.logs.importing import HistoryImport, ImportReport
 from worker.logs.tables import FORMATS, read_table
 from worker.stream.features import listed
-from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
 #: Settings of version 0; the other ones follow from the history.
@@ -87,21 +86,18 @@ def run(options: argparse.Namespace) -> int:
         skip_bad=options.skip_bad,
         stage=partial(progress, unit="rows"),
     )
-    version = history.run(options.output, Topics(options.prefix))
-    chosen = {name: getattr(version.settings, name) for name in ("horizon", "window", "session_timeout")}
-    result = asdict(history.report) | {"ads": len(version.arms)} | chosen
-    write_result(options.json, result, summary(options.output, history.report, version))
+    report = history.run(options.output, Topics(options.prefix))
+    write_result(options.json, asdict(report), summary(options.output, report))
     return 0
 
 
-def summary(output: str, report: ImportReport, version: Parameters) -> str:
+def summary(output: str, report: ImportReport) -> str:
     """Return the result for people."""
-    settings = version.settings
-    window, timeout = duration_text(settings.window), duration_text(settings.session_timeout)
+    window, timeout = duration_text(report.window), duration_text(report.session_timeout)
     lines = [
         f"{output}: {report.sessions:,} sessions, {report.displays:,} displays, {report.clicks:,} clicks, "
-        f"{len(version.arms):,} ads{time_span(report.first_at, report.last_at)}",
-        f"  horizon {settings.horizon}, window {window}, session timeout {timeout}",
+        f"{report.ads:,} ads{time_span(report.first_at, report.last_at)}",
+        f"  horizon {report.horizon}, window {window}, session timeout {timeout}",
     ]
     if report.unpriced:
         ads = f"{len(report.unpriced):,} ads ({listed(report.unpriced, 3)})"

@@ -68,7 +68,7 @@ _PRICES: Final = """
 
 @dataclass(slots=True, kw_only=True)
 class ImportReport:
-    """The result of an import.
+    """The result of an import; times are in milliseconds.
 
     bad : by reason, the number of rows, one of them, and details of its defect
     unpriced : ads of which no revenue was known, so that they got the mean of the others
@@ -78,8 +78,12 @@ class ImportReport:
     sessions: int = 0
     displays: int = 0
     clicks: int = 0
+    ads: int = 0
     first_at: int = 0
     last_at: int = 0
+    horizon: int = 0
+    window: int = 0
+    session_timeout: int = 0
     unpriced: list[str] = field(default_factory=list)
     bad: dict[str, dict[str, Any]] = field(default_factory=dict)
     sessions_left_out: int = 0
@@ -103,8 +107,8 @@ class HistoryImport:
     report: ImportReport = field(default_factory=ImportReport)
     _bad_sessions: set[str] = field(default_factory=set)
 
-    def run(self, output: str, topics: Topics) -> Parameters:
-        """Import the table; return version 0."""
+    def run(self, output: str, topics: Topics) -> ImportReport:
+        """Import the table."""
         with closing(temporary_database(_TABLE)) as database:
             try:
                 with self.stage("reading", None) as bar:
@@ -122,7 +126,7 @@ class HistoryImport:
                             log(Record(topic, ONLY_PARTITION, log.lines, time, key, value))
             except sqlite3.Error as error:
                 raise cannot_sort(error) from None
-        return version
+        return self.report
 
     def _displays(self) -> Iterator[Display]:
         """Yield the displays of the table, without bad rows."""
@@ -138,7 +142,7 @@ class HistoryImport:
                 self._leave_out(number, error, session)
 
     def _check_sessions(self, database: sqlite3.Connection, settings: LearningSettings) -> None:
-        """Remove bad sessions, after a search for those that no session of ours could be."""
+        """Find the other bad sessions, and remove them all."""
         for session in _sessions(database):
             if (name := session[0].session) not in self._bad_sessions:
                 try:
@@ -179,6 +183,8 @@ class HistoryImport:
             window=max(settings.window, _whole_seconds(window // found.sessions)),
         )
         check_columns(settings, len(arms))
+        found.ads, found.horizon = len(arms), settings.horizon
+        found.window, found.session_timeout = settings.window, settings.session_timeout
         return Parameters.first(settings, arms), longest
 
     def _priced(self, prices: Mapping[str, float | None]) -> tuple[Arm, ...]:
