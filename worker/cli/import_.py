@@ -9,7 +9,7 @@ from typing import Final
 
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, declared_ads
+from worker.cli.options.learning import declared_ads, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import duration_text, time_span
 from worker.console import check_writable, listing, progress, write_result
@@ -21,12 +21,9 @@ from worker.logs.tables import FORMATS, read_table
 from worker.stream.features import listed
 from worker.stream.topology import Topics
 
-#: Settings of version 0; the other ones follow from the history.
-SETTINGS: Final = tuple(
-    replace(option, default=None)
-    for option in LEARNING
-    if option.name not in ("dim", "session-timeout", "lateness", "window")
-)
+#: Settings that say what is learned from the history; those of serving follow from it, or are chosen where it serves.
+LEARNED: Final = ("features", "standardise", "model", "intercept", "answers", "estimator", "ridge", "forgetting")
+SETTINGS: Final = tuple(setting(name, default=None) for name in (*LEARNED, "unanswered"))
 
 
 def columns_by_name(text: str) -> dict[str, str]:

@@ -87,8 +87,8 @@ class RowReader:
         names = [self._columns[role]] if role in self._columns else usual
         value = next((row[name] for name in names if row.get(name) not in (None, "")), None)
         if value is None and role in _NEEDED:
-            hint = f": give --{role}-column; the table has {listed(filter(None, row), 20)}"
-            raise BadRowError(f"no {role}", f" in {' or '.join(names)}{hint}")
+            hint = f" in {' or '.join(names)}: give --{role}-column; the table has {listed(filter(None, row), 20)}"
+            raise BadRowError(f"no {role}", "" if row.keys() & set(names) else hint)
         return value
 
     def read(self, number: int, session: str, row: Row) -> Display:

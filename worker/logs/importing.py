@@ -177,8 +177,8 @@ class HistoryImport:
         window = (found.last_at - found.first_at) * max(WINDOW_SESSIONS, found.sessions // MOST_WINDOWS)
         settings = replace(
             settings,
-            repeats=settings.repeats or bool(repeats),
-            horizon=max(longest, self.given.get("horizon", 0)),
+            repeats=bool(repeats),
+            horizon=longest,
             session_timeout=max(settings.session_timeout, _whole_seconds(span)),
             window=max(settings.window, _whole_seconds(window // found.sessions)),
         )
@@ -217,7 +217,9 @@ def _check(session: Session, settings: LearningSettings) -> None:
     clicked = 0
     for expected, (_, position, _, row, _, is_clicked, *_) in enumerate(session, start=1):
         if position != expected and session[-1].position:
-            raise BadRowError("position is not the next one of its session", f" ({position}, not {expected})", row=row)
+            raise BadRowError(
+                "position is not the next of its session", f" ({position or 'none'}, not {expected})", row=row
+            )
         if clicked and is_clicked:
             raise BadRowError("second click of the session", f", after row {clicked}: keep the first", row=row)
         clicked = row if is_clicked else clicked
