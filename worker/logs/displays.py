@@ -129,11 +129,14 @@ class RowReader:
         for name, column in self._context.items():
             is_text = self._kinds.get(name) in ("category", "hashed")
             value = row.get(column) if is_text else _number(row.get(column), column, hint)
+            if isinstance(value, bool):
+                value = str(value).lower()
             if value is not None and value != "":
                 context[name] = str(value) if is_text else value
         if not self._kinds and len(context) < max(1, len(self._context)):
+            missing = listed(column for name, column in self._context.items() if name not in context)
             raise BadRowError(
-                "a number of the context is missing",
+                f"no number {f'in {missing}' if missing else 'is named'} for the context",
                 ": declare features in [features.context] of the --config file, as for `adcascade serve`, or name "
                 "columns that have a number in every row with --context-columns",
             )
