@@ -32,7 +32,11 @@ class UnavailableError(AdcascadeError):
 
 
 class UnknownSessionError(AdcascadeError):
-    """There is no such session, or no longer; only a service that knows all sessions can tell."""
+    """There is no such session, or it is `over`; only a service that knows all sessions can tell."""
+
+    def __init__(self, text: str, *, over: bool = False) -> None:
+        super().__init__(text)
+        self.over = over
 
 
 class AdRequest(NamedTuple):

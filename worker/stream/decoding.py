@@ -173,16 +173,18 @@ def decode_arrival(
     grace: int = 0,
     encoder: ContextEncoder | None = None,
     standardise: bool = False,
+    unlisted: list[tuple[str, str]] | None = None,
 ) -> Arrival:
     """Decode an arrival whose record has this `timestamp` and whose context must have `dim` numbers.
 
     `grace` (session timeout + lateness) is how old an event may be in addition to the limit. With an `encoder` the
-    context is an object of declared features. With `standardise` the norm has no limit, but every number has.
+    context is an object of declared features, and `unlisted` collects values that none of them lists. With
+    `standardise` the norm has no limit, but every number has.
 
     >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
     Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
     """
-    event = _read_arrival(value, limits, encoder)
+    event = _read_arrival(value, limits, encoder, unlisted)
     _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
     if len(event.exclude) > limits.max_exclude:
         raise Rejected("invalid", f"$.exclude has {len(event.exclude)} arms, more than {limits.max_exclude}")
@@ -251,12 +253,14 @@ decode_decision: Final = Reader[Decision](Decision)
 decode_episode: Final = Reader[Episode](Episode)
 
 
-def _read_arrival(value: bytes | None, limits: Limits, encoder: ContextEncoder | None) -> Arrival:
+def _read_arrival(
+    value: bytes | None, limits: Limits, encoder: ContextEncoder | None, unlisted: list[tuple[str, str]] | None
+) -> Arrival:
     try:
         if encoder is None:
             return _read_listed_arrival(value, limits.max_record_bytes)
         event = _read_named_arrival(value, limits.max_record_bytes)
-        context = encoder.encode(event.context)
+        context = encoder.encode(event.context, unlisted)
     except InputError as error:
         raise Rejected("invalid", f"$.{error}") from None
     except Rejected as rejected:
