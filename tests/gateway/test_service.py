@@ -325,7 +325,7 @@ async def test_the_metrics_are_those_of_the_catalogue_and_count() -> None:
         await gateway.arrive()
         await gateway.feedback(1, "cap", True)
         registry = CollectorRegistry()
-        registry.register(GatewayMetrics(gateway.exchange, gateway.model))
+        registry.register(GatewayMetrics(gateway.exchange, gateway.model, gateway.service))
         assert {metric.name for metric in registry.collect()} == {
             spec.name.removesuffix("_total") for spec in GATEWAY_CATALOGUE
         }

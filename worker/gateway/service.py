@@ -7,8 +7,8 @@ Rules that hold in this file:
 - Every gateway sees all decisions. So a session may be opened at one gateway and go on at another, and a request that
   comes again is answered from memory, wherever it comes.
 - A click, the pass of the last ad, and feedback that is too late to count are answered when the brokers have them; any
-  other request with the decision of a worker. At the deadline, a pass is answered from the slate if it is known, since slates never change. Otherwise
-  the answer is the fallback ads, marked as such.
+  other request with the decision of a worker. At the deadline, a pass is answered from the slate if it is known, since
+  slates never change. Otherwise the answer is the fallback ads, marked as such.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import orjson
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
-from worker.http.service import AdRequest, Answer, UnavailableError, fallback_answer
+from worker.http.service import AdRequest, Answer, UnavailableError, example_context, fallback_answer
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
@@ -113,6 +113,10 @@ class KafkaAdService:
         return record, feedback
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def example(self) -> bytes:
+        """Return a context as the newest version takes it, as JSON."""
+        return example_context(self._planner().parameters.settings)
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the current decision of a session that this gateway has seen."""

@@ -2,11 +2,13 @@
 
 A body is decoded twice: here only as far as it takes to make a record of it, then as that record, by the rules for
 records. So there is one set of rules, and a context may take every form that an arrival's context may.
+
+Other fields are ignored, unless one looks like a misspelling of a field that the request lacks: that is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import unquote
 from uuid import uuid4
@@ -14,7 +16,7 @@ from uuid import uuid4
 from msgspec import Raw, Struct
 
 from worker.http.service import AdRequest
-from worker.stream.decoding import Reader, Rejected
+from worker.stream.decoding import Reader, Rejected, near_name
 
 #: Most requests in a batch.
 MOST_BATCH: Final = 1_000
@@ -22,7 +24,7 @@ MOST_BATCH: Final = 1_000
 _ABSENT: Final = Raw(b"")
 
 
-class _Request(Struct, gc=False):
+class _Request(Struct, gc=False, forbid_unknown_fields=True):
     """Everything that a request may have; the record of an arrival or of feedback has a part of it."""
 
     session_id: str | None = None
@@ -42,23 +44,45 @@ class _Request(Struct, gc=False):
         return AdRequest(session_id, members, b"" if time == b"null" else time)
 
 
+class _TolerantRequest(_Request, gc=False, forbid_unknown_fields=False):
+    """A request with further fields."""
+
+
 class _Batch(Struct):
     requests: list[Raw]
 
 
 _read_request: Final = Reader[_Request](_Request)
+_read_tolerant: Final = Reader[_Request](_TolerantRequest)
+_read_names: Final = Reader[dict[str, Raw]](dict[str, Raw])
+_ARRIVE: Final = ("session_id", "occurred_at", "context", "exclude")
+_FEEDBACK: Final = ("session_id", "occurred_at", "position", "arm", "clicked", "token")
 _read_batch: Final = Reader[_Batch](_Batch)
+
+
+def _read(body: bytes, most: int, fields: Iterable[str]) -> _Request:
+    try:
+        return _read_request(body, most)
+    except Rejected as rejected:
+        if "unknown field" not in rejected.error:
+            raise
+    names = _read_names(body, most)
+    unknown = [name for name in names if name not in _Request.__struct_fields__]
+    for field in fields:
+        if field not in names and (near := near_name(field, unknown)) is not None:
+            raise Rejected("invalid", f"{near!r} is not a field of this request; did you mean {field}?")
+    return _read_tolerant(body, most)
 
 
 def read_arrive(body: bytes, most: int) -> AdRequest:
     """Read the body of an arrival, of at most `most` bytes; one without a session id gets a new one."""
-    given = _read_request(body, most)
+    given = _read(body, most, _ARRIVE)
     return given.of(uuid4().hex if given.session_id is None else given.session_id, "context", "exclude")
 
 
 def read_feedback(body: bytes, most: int, session_id: str | None = None) -> AdRequest:
     """Read the body of feedback, of at most `most` bytes; `session_id` is that of the path, if it has one."""
-    given = _read_request(body, most)
+    given = _read(body, most, _FEEDBACK if session_id is None else _FEEDBACK[1:])
     session_id = given.session_id if session_id is None else session_id
     if session_id is None:
         raise Rejected("invalid", "Object missing required field `session_id`")

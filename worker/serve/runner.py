@@ -32,6 +32,7 @@ from worker.http.service import (
     Answer,
     UnavailableError,
     UnknownSessionError,
+    example_context,
     fallback_answer,
 )
 from worker.metrics import Metrics
@@ -120,6 +121,10 @@ class ServeRunner:
     def ready(self) -> str | None:
         """Return None, or why no requests can be taken."""
         return self.failure
+
+    def example(self) -> bytes:
+        """Return a context as the newest version takes it, as JSON."""
+        return example_context(self.versions.newest.settings)
 
     def arrive(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
         """Open a session, or find it; return its current decision."""

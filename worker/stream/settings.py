@@ -211,6 +211,13 @@ def check_same_model(settings: LearningSettings, published: LearningSettings) ->
         )
 
 
+#: What to do where nothing says what a context is.
+NO_CONTEXT: Final = (
+    "nothing says what a context has: declare features in [features.context] of the --config file, or give --dim N "
+    "for lists of N numbers"
+)
+
+
 def fold_seconds(settings: LearningSettings, arms: int, columns: int) -> float:
     """Return about how long a fold computes for a model with these columns of contexts, without its sessions.
 

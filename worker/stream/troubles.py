@@ -55,8 +55,8 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
     ),
     "late-feedback": TroubleKind(
         "Feedback comes too late to count, or without its arrival, more than 5 % of all.",
-        "If users take longer, raise --session-timeout; if delivery does, --lateness. Otherwise compare the clocks, the "
-        "units of occurred_at, and the session ids and keys of arrivals and feedback.",
+        "If users take longer, raise --session-timeout; if delivery does, --lateness. Otherwise compare the clocks, "
+        "the units of occurred_at, and the session ids and keys of arrivals and feedback.",
         least=3,
         share=0.05,
         of="feedback",

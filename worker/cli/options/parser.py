@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, TypeVar
 
 from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, own_variables
-from worker.console import read_file
+from worker.console import note, read_file
 from worker.errors import InputError
 
 Parser = Callable[[str], Any]
@@ -347,7 +347,10 @@ def _file(
     try:
         content = tomllib.loads(text.decode())
         if load_all is not None:
-            check_file(content, _names(load_all()))
+            names = _names(load_all())
+            check_file(content, names)
+            if parsed.config:
+                _note_ignored(parsed, [name for name in content if name in names and not names[name]])
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: not valid TOML: {error}") from None
     except InputError as error:
@@ -358,6 +361,14 @@ def _file(
         content = content.get(name, {}) if name else content
         settings |= {key: value for key, value in content.items() if key in tables or not isinstance(value, dict)}
     return settings
+
+
+def _note_ignored(parsed: argparse.Namespace, tables: Iterable[str]) -> None:
+    """Note the tables for all commands, such as [features], that this one has no use for."""
+    own = {option.attribute for option in parsed._command.options}
+    for name in tables:
+        if name not in own:
+            note(f"--config {parsed.config}: `adcascade {' '.join(parsed._path)}` does not use [{name}]")
 
 
 def _names(commands: Iterable[CommandSpec]) -> dict[str, set[str]]:
