@@ -271,8 +271,9 @@ class Features:
         for name, part in table.items():
             if name not in ("context", "ads"):
                 near = get_close_matches(name, ("context", "ads", "crosses"), n=1)
-                guess = f"; did you mean {near[0]}?" if near else ":"
-                raise InputError(f"[features] has no {name!r}{guess} It has the tables context and ads, and crosses")
+                guess = f"; did you mean {near[0]}?" if near else ""
+                known = f"its tables are context and ads, besides crosses{guess}"
+                raise InputError(f"[features] has no table {name!r}: {known}")
             if not isinstance(part, Mapping) or not part:
                 raise InputError(f'[features.{name}] must have an entry per feature, such as age = "number"')
         parts = {name: tuple(_declared(name, *entry) for entry in part.items()) for name, part in table.items()}

@@ -90,8 +90,7 @@ def check_file(content: Mapping[str, Any], known: Mapping[str, Collection[str]],
         inner = f"{table}.{name}".lstrip(".")
         if isinstance(value, Mapping):
             if inner not in known:
-                near = did_you_mean(f"[{inner}]", (f"[{table}]" for table in sorted(known) if table))
-                raise InputError(f"unknown table [{inner}]{near}")
+                raise InputError(f"unknown table [{inner}]{did_you_mean(inner, sorted(known))}")
             if known[inner]:
                 check_file(value, known, inner)
         elif name not in known[table]:
