@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ device = ["mobile", "desktop"]
 price = "number"
 brand = ["n"]
 """
-ADS = Features.of_table({"ads": {"price": "number", "brand": ["n"]}}).ads
+ADS = Features.of_table({"ads": {"price": "number", "brand": ["n", "7"]}}).ads
 
 
 def resolved(tmp_path: Path, text: str, *flags: str) -> argparse.Namespace:
@@ -134,7 +135,7 @@ def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: s
             "x.json",
             '[{"arm":"a","reward":1},{"arm":"b","price":1}]',
             None,
-            "2 has no reward; if 'price' is meant, rename",
+            "2 has no reward: add what a click on the ad earns, such as your CPC",
         ),
         ("x.csv", "a,1\n", None, "row 1, the header 'a,1' has no arm"),
         ("x.csv", "id,reward\na,1\n", None, "header 'id,reward' has no arm; if 'id' is meant, rename it to arm"),
@@ -154,8 +155,25 @@ def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: s
         ("x.csv", "arm,reward,x\na,1,3\nb,1,-inf\n", None, "row 3, x: must be a finite number, not -inf"),
         ("x.json", '[{"arm":"a","reward":1,"x":1},{"arm":"b","reward":1}]', None, "entry 2 has no x, which"),
         ("x.json", '[{"arm":"a","reward":1,"price":"3","brand":"n"}]', ADS, "entry 1, price: a number is declared"),
-        ("x.json", '[{"arm":"a","reward":1,"x":null}]', None, "entry 1, x: a feature must be a number or a text"),
+        (
+            "x.json",
+            '[{"arm":"a","reward":1,"x":null}]',
+            None,
+            "entry 1, x: a feature must be a number, a text,",
+        ),
         ("x.toml", '[[arms]]\narm = "a"\nreward = 1\nx = nan\n', None, "entry 1, x: must be a finite number"),
+        (
+            "x.csv",
+            "arm,reward,price,brand\na,1,3,nn\n",
+            ADS,
+            "row 2, brand: .nn. is not a listed .*; did you mean n\\?",
+        ),
+        (
+            "x.csv",
+            "arm,reward,price,brand\na,1,3,x\n",
+            ADS,
+            "not a listed value; values are n, 7. .*features apply",
+        ),
     ],
 )
 def test_a_wrong_catalogue_is_refused_in_one_line_with_row_and_column(
@@ -165,6 +183,53 @@ def test_a_wrong_catalogue_is_refused_in_one_line_with_row_and_column(
     with pytest.raises(InputError, match=message) as caught:
         read_arms(str(tmp_path / name), declared=declared)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [("arm,reward\ncafé,1\n".encode("latin-1"), "WINDOWS-1252"), ("é".encode("utf-16"), "UTF-16")]
+)
+def test_a_catalogue_that_is_not_utf8_is_refused_with_the_command_that_converts_it(
+    tmp_path: Path, content: bytes, code: str
+) -> None:
+    path = tmp_path / "ads.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"row \d is not UTF-8; .* iconv -f {code} -t UTF-8 {path} > converted.csv$"):
+        read_arms(str(path))
+    path.write_text(content.decode("latin-1" if code == "WINDOWS-1252" else "utf-16"))
+    with suppress(InputError):  # the second has no header
+        assert read_arms(str(path))[0].arm == "café"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.csv", "arm,reward,organic\na,1,true\nb,1,False\n"),
+        ("x.csv", "arm,reward,organic\na,1,1\nb,1,0\n"),
+        ("x.json", '[{"arm":"a","reward":1,"organic":true},{"arm":"b","reward":1,"organic":false}]'),
+    ],
+)
+def test_booleans_of_ads_are_numbers(tmp_path: Path, name: str, text: str) -> None:
+    declared = Features.of_table({"ads": {"organic": "boolean"}}).ads
+    (tmp_path / name).write_text(text)
+    arms = read_arms(str(tmp_path / name), declared=declared)
+    assert [dict(arm.features) for arm in arms] == [{"organic": 1.0}, {"organic": 0.0}]
+
+
+def test_without_features_and_dim_both_ways_out_are_named(tmp_path: Path, monkeypatch, adcascade) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = adcascade("serve --state state")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "[features.context] of the --config file, or give --dim N" in ended.err
+
+
+def test_a_table_that_a_command_does_not_use_is_noted(tmp_path: Path, monkeypatch, adcascade) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all.toml").write_text(TABLES)
+    noted = "--config all.toml: `adcascade traffic` does not use [features]\n"
+    assert adcascade("traffic --write-arms arms.json --config all.toml").err == noted
+    assert noted not in adcascade("serve --beta x --config all.toml").err
+    monkeypatch.setenv("ADCASCADE_CONFIG", "all.toml")  # for all commands
+    assert adcascade("traffic --write-arms arms.json").err == ""
 
 
 def test_a_catalogue_needs_no_further_column_for_the_revenue_as_a_feature(tmp_path: Path) -> None:

@@ -54,7 +54,10 @@ MOST_WAITING: Final = 20_000
 #: Deleted sessions that are remembered, so that feedback for them is known to be late.
 MOST_ENDED: Final = 100_000
 #: Why feedback is refused.
-NEVER_OPENED: Final = "it was never opened here, or ended long ago; check that session_id is that of the arrival"
+NEVER_OPENED: Final = (
+    "it was never opened here, there was no room for it (mode fallback), or it ended long ago; check that session_id "
+    "is that of the arrival"
+)
 
 Kind = Literal["arrive", "feedback", "look", "work", "tick"]
 _T = TypeVar("_T")
@@ -291,12 +294,12 @@ class ServeRunner:
             return UnknownSessionError(NEVER_OPENED)
         settings = self.versions.newest.settings
         late, timeout = (now - deleted + settings.lateness) / 1000, settings.session_timeout / 1000
-        text = f"feedback counts for {timeout:g} s after the arrival (session_timeout); this is {late:,.0f} s too late"
-        return UnknownSessionError(text, over=True)
+        since = f"feedback counts until {timeout:g} s after the arrival, and this comes at least {late:,.0f} s too late"
+        return UnknownSessionError(f"{since}; a longer --session-timeout of the server allows it", over=True)
 
     def _count_absent(self, error: UnknownSessionError) -> None:
         tally = Tally(feedback=1, late=int(error.over), unknown=int(not error.over))
-        example = str(error) if error.over else "the session was never opened here"
+        example = str(error).partition(";")[0] if error.over else "the session was never opened here"
         tally.troubles.add("late-feedback", example)
         self._metrics.add(tally)
 

@@ -47,7 +47,7 @@ async function report(clicked) {
 async function prefill() {
   const key = find("key").value;
   const answer = await fetch("/v1/example.json", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
-  if (answer.ok && !find("context").value) find("context").value = JSON.stringify(await answer.json(), null, 1);
+  if (answer.ok && !find("context").value) find("context").value = JSON.stringify(await answer.json(), null, 1).replace(/\s+/g, " ");
 }
 
 prefill();
