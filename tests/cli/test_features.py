@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,26 +184,20 @@ def test_a_wrong_catalogue_is_refused_in_one_line_with_row_and_column(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "code"), [("arm,reward\ncafé,1\n".encode("latin-1"), "WINDOWS-1252"), ("é".encode("utf-16"), "UTF-16")]
-)
-def test_a_catalogue_that_is_not_utf8_is_refused_with_the_command_that_converts_it(
-    tmp_path: Path, content: bytes, code: str
+@pytest.mark.parametrize(("encoding", "code"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16")])
+def test_a_catalogue_in_another_encoding_is_refused_with_the_conversion(
+    tmp_path: Path, encoding: str, code: str
 ) -> None:
     path = tmp_path / "ads.csv"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"row \d is not UTF-8; .* iconv -f {code} -t UTF-8 {path} > converted.csv$"):
+    path.write_text("arm,reward\ncafé,1\n", encoding=encoding)
+    with pytest.raises(InputError, match=rf"row [12] is not UTF-8; .*: iconv -f {code} -t UTF-8 {path} > con"):
         read_arms(str(path))
-    path.write_text(content.decode("latin-1" if code == "WINDOWS-1252" else "utf-16"))
-    with suppress(InputError):  # the second has no header
-        assert read_arms(str(path))[0].arm == "café"
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("x.csv", "arm,reward,organic\na,1,true\nb,1,False\n"),
-        ("x.csv", "arm,reward,organic\na,1,1\nb,1,0\n"),
         ("x.json", '[{"arm":"a","reward":1,"organic":true},{"arm":"b","reward":1,"organic":false}]'),
     ],
 )
@@ -219,7 +212,7 @@ def test_without_features_and_dim_both_ways_out_are_named(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     ended = adcascade("serve --state state")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
-    assert "[features.context] of the --config file, or give --dim N" in ended.err
+    assert "add [features.context] to the --config file, or give --dim N" in ended.err
 
 
 def test_a_table_that_a_command_does_not_use_is_noted(tmp_path: Path, monkeypatch, adcascade) -> None:

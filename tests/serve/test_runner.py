@@ -171,9 +171,10 @@ async def test_a_session_whose_time_is_over_has_expired(tmp_path: Path) -> None:
         assert document(await scene.runner.session("s"))["ended"] == "expired"
 
 
-async def test_feedback_after_its_session_was_deleted_is_late_and_that_of_no_session_unknown(tmp_path: Path) -> None:
+async def test_feedback_for_a_deleted_session_is_late_or_unknown_beyond_a_bound(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("worker.serve.runner.MOST_ENDED", 1)
     async with playing(tmp_path) as scene:
-        decision = await scene.arrive("s")
+        forgotten, decision = [await scene.arrive(name) for name in ("forgotten", "s")]
         scene.now += 70_000  # 60 s and the lateness of 5 s
         scene.runner.serving.acknowledged(scene.now)
         await scene.arrive("another")
@@ -182,12 +183,12 @@ async def test_feedback_after_its_session_was_deleted_is_late_and_that_of_no_ses
         with pytest.raises(UnknownSessionError, match="60 s after the arrival, and this comes at least 8 s") as late:
             await scene.report(decision, clicked=True)
         with pytest.raises(UnknownSessionError, match="never opened here") as unknown:
-            await scene.report({**decision, "session_id": "nobody"}, clicked=True)
+            await scene.report(forgotten, clicked=True)
         assert (late.value.over, unknown.value.over) == (True, False)
         serving, tally = scene.runner.serving, scene.metrics.snapshot().now.tally
         assert (tally.feedback, tally.late, tally.unknown, tally.troubles.reports["late-feedback"][0]) == (2, 1, 1, 2)
         assert not scene.metrics.census(open_sessions=serving.open_sessions, parked=serving.parked)
-    assert [fact["kind"] for fact in scene.facts()] == ["opened", "opened"]
+    assert [fact["kind"] for fact in scene.facts()] == ["opened"] * 3
 
 
 async def test_feedback_in_the_batch_that_deletes_its_session_is_late_too(tmp_path: Path) -> None:
@@ -197,21 +198,6 @@ async def test_feedback_in_the_batch_that_deletes_its_session_is_late_too(tmp_pa
         scene.runner.serving.acknowledged(scene.now)
         with pytest.raises(UnknownSessionError, match="too late"):
             await scene.report(decision, clicked=True)
-
-
-async def test_as_many_deleted_sessions_are_remembered_as_a_bound_allows(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("worker.serve.runner.MOST_ENDED", 2)
-    async with playing(tmp_path) as scene:
-        shown = [await scene.arrive(name) for name in ("one", "two", "three")]
-        scene.now += 70_000
-        scene.runner.serving.acknowledged(scene.now)
-        await scene.arrive("another")
-        over = []
-        for decision in shown:
-            with pytest.raises(UnknownSessionError) as caught:
-                await scene.report(decision, clicked=False)
-            over.append(caught.value.over)
-        assert over == [False, True, True]
 
 
 async def test_tokens_are_asked_for_where_there_is_a_secret(tmp_path: Path) -> None:

@@ -269,15 +269,11 @@ def test_the_last_of_two_equal_fields_counts() -> None:
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"sesion_id": "s", "occurred_at": 5}, "Object missing required field `session_id`; is 'sesion_id' meant?"),
-        ({"session_id": "s", "occurredAt": 5.0}, "Object missing required field `occurred_at`; is 'occurredAt' meant?"),
-        ({"session_id": "s", "when": 5}, "Object missing required field `occurred_at`"),
-        (
-            {f"x{n}": 1 for n in range(99)} | {"occurredAt": 5, "session_id": "s"},
-            "missing required field `occurred_at`",
-        ),
+        ({"sesion_id": "s", "occurred_at": 5}, "field `session_id`; is 'sesion_id' meant?"),
+        ({"session_id": "s", "occurredAt": 5.0}, "field `occurred_at`; is 'occurredAt' meant?"),
+        ({"session_id": "s", "when": 5}, "field `occurred_at`"),
+        ({f"x{n}": 1 for n in range(99)} | {"occurredAt": 5, "session_id": "s"}, "field `occurred_at`"),
     ],
-    ids=["misspelt", "camel", "another", "too-many"],
 )
 def test_a_missing_field_is_reported_with_the_nearest_of_the_first_names(fields: dict[str, Any], error: str) -> None:
     value = orjson.dumps({**fields, "position": 1, "arm": "a", "clicked": True})

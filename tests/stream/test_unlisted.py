@@ -53,14 +53,6 @@ def test_frequent_values_stay_with_lower_bounds_for_any_order_of_batches(batches
         assert count - exact.total() / (MOST_VALUES + 1) <= kept[value] <= count
 
 
-def test_a_value_is_cut_and_named_only_if_it_came_often() -> None:
-    unlisted = Unlisted()
-    unlisted.add("device", "w" * 1_000, OFTEN)
-    unlisted.add("device", "someone@example.org", OFTEN - 1)
-    assert unlisted.frequent("device") == [("w" * LONGEST_VALUE, OFTEN)]
-    assert unlisted.frequent("country") == []
-
-
 def test_values_that_a_category_does_not_list_are_counted_by_feature_and_missing_ones_are_not() -> None:
     emits = handled({"device": "watch"}, {"device": "mobile"}, {"country": "anything"}, {}, {"device": "tv"})
     assert emits.tally.unlisted.features == {"device": 2}
@@ -69,15 +61,17 @@ def test_values_that_a_category_does_not_list_are_counted_by_feature_and_missing
 
 def test_the_trouble_names_the_feature_and_the_status_page_the_values_that_come_often() -> None:
     metrics = Metrics()
-    metrics.batch(handled(*({"device": "watch"} for _ in range(OFTEN)), {"device": "secret"}), OFTEN + 1, 0.1)
-    assert metrics.registry.get_sample_value("adcascade_unlisted_values_total") == OFTEN + 1
+    long, rare = {"device": "watch" * 100}, {"device": "someone@example.org"}
+    metrics.batch(handled(*[long] * OFTEN, *[rare] * (OFTEN - 1)), 2 * OFTEN - 1, 0.1)
+    assert metrics.registry.get_sample_value("adcascade_unlisted_values_total") == 2 * OFTEN - 1
     (line,) = metrics.trouble_lines()
     assert line.startswith("unlisted-values: ")
     assert "the feature device" in line
     assert "watch" not in line
     document = StatusDocument(metrics, "serve", lambda: None, None).json()
-    assert orjson.loads(document)["unlisted"] == [{"feature": "device", "count": 21, "values": [["watch", OFTEN]]}]
-    assert b"secret" not in document
+    values = [[("watch" * 100)[:LONGEST_VALUE], OFTEN]]
+    assert orjson.loads(document)["unlisted"] == [{"feature": "device", "count": 39, "values": values}]
+    assert b"someone" not in document
 
 
 @pytest.mark.parametrize(("value", "number"), [(True, 1.0), (False, 0.0), (1, 1.0), (0.5, 0.5)])

@@ -94,11 +94,7 @@ def fallback_answer(planner: SlatePlanner, arrival: Arrival) -> Answer:
 
 
 def example_context(settings: LearningSettings) -> bytes:
-    """Return a context that a version with these settings takes, as JSON.
-
-    >>> example_context(LearningSettings(dim=2))
-    b'[0,0]'
-    """
+    """Return a context that a version with these settings takes, as JSON."""
     declared = () if settings.features is None else settings.features.context
     named = {one.name: 0 if one.kind == "number" else one.values[0] if one.values else "any text" for one in declared}
     return orjson.dumps(named or [0] * settings.dim)

@@ -54,10 +54,7 @@ MOST_WAITING: Final = 20_000
 #: Deleted sessions that are remembered, so that feedback for them is known to be late.
 MOST_ENDED: Final = 100_000
 #: Why feedback is refused.
-NEVER_OPENED: Final = (
-    "it was never opened here, there was no room for it (mode fallback), or it ended long ago; check that session_id "
-    "is that of the arrival"
-)
+NEVER_OPENED: Final = "the session was never opened here, or ended long ago; send the session_id of its arrival"
 
 Kind = Literal["arrive", "feedback", "look", "work", "tick"]
 _T = TypeVar("_T")
@@ -289,18 +286,16 @@ class ServeRunner:
 
     def _absent(self, session_id: str, now: int) -> UnknownSessionError:
         """Return why feedback for a session that is not in the table cannot count."""
-        deleted = self._ended.get(hash(session_id.encode("utf-8", errors="replace")))
+        deleted, settings = self._ended.get(hash(session_id.encode(errors="replace"))), self.versions.newest.settings
         if deleted is None:
             return UnknownSessionError(NEVER_OPENED)
-        settings = self.versions.newest.settings
         late, timeout = (now - deleted + settings.lateness) / 1000, settings.session_timeout / 1000
         since = f"feedback counts until {timeout:g} s after the arrival, and this comes at least {late:,.0f} s too late"
         return UnknownSessionError(f"{since}; a longer --session-timeout of the server allows it", over=True)
 
     def _count_absent(self, error: UnknownSessionError) -> None:
         tally = Tally(feedback=1, late=int(error.over), unknown=int(not error.over))
-        example = str(error).partition(";")[0] if error.over else "the session was never opened here"
-        tally.troubles.add("late-feedback", example)
+        tally.troubles.add("late-feedback", str(error).partition(";")[0])
         self._metrics.add(tally)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────

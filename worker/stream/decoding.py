@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -132,21 +133,15 @@ _MOST_NAMES: Final = 64  # that are compared: a hostile record has thousands
 
 def _with_guess(rejected: Rejected, value: bytes) -> Rejected:
     """Return a rejection that names the field which is probably a misspelling of the missing one, if there is any."""
-    if (missing := _MISSING_FIELD.fullmatch(rejected.error)) is None:
-        return rejected
-    try:
-        near = near_name(missing[1], msgspec.json.decode(value, type=dict[str, msgspec.Raw]))
-    except msgspec.DecodeError:
-        return rejected
-    return rejected if near is None else Rejected(rejected.reason, f"{rejected.error}; is {near!r} meant?")
+    if missing := _MISSING_FIELD.fullmatch(rejected.error):
+        with suppress(msgspec.DecodeError):
+            if near := near_name(missing[1], msgspec.json.decode(value, type=dict[str, msgspec.Raw])):
+                return Rejected(rejected.reason, f"{rejected.error}; is {near!r} meant?")
+    return rejected
 
 
 def near_name(field: str, given: Iterable[str]) -> str | None:
-    """Return the name, of those given, that looks like a misspelling of a field.
-
-    >>> near_name("session_id", ["context", "sessionId"])
-    'sessionId'
-    """
+    """Return the name, of those given, that looks like a misspelling of a field."""
     names = {name.lower(): name for name in islice(given, _MOST_NAMES)}
     near = get_close_matches(field, names, n=1, cutoff=0.8)
     return names[near[0]] if near else None

@@ -54,10 +54,9 @@ def read_arms(
     """
     if path is None:
         return ()
-    content = read_file(path, name)
+    content, suffix = read_file(path, name), Path(path).suffix.lower()
     try:
         text = content.decode("utf-8-sig")
-        suffix = Path(path).suffix.lower()
         as_text = suffix in (".csv", ".tsv")
         rows = list(_csv(text) if as_text else _rows(tomllib.loads(text) if suffix == ".toml" else orjson.loads(text)))
         _check_rows(rows, declared)
@@ -65,7 +64,9 @@ def read_arms(
         features = _features(others, declared, as_text=as_text)
         arms = tuple(_arm(row, where, given) for (where, row), given in zip(rows, features, strict=True))
     except UnicodeDecodeError as error:
-        raise InputError(f"{name} {path}: {_not_utf8(content, error.start, path)}") from None
+        row, codes = content[: error.start].count(b"\n") + 1, "UTF-16" if error.start == 0 else "WINDOWS-1252"
+        convert = f"iconv -f {codes} -t UTF-8 {path} > converted{suffix}"
+        raise InputError(f"{name} {path}: row {row} is not UTF-8; convert the file: {convert}") from None
     except (orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
         raise InputError(f"{name} {path}: cannot be read: {error}") from None
     except InputError as error:
@@ -76,13 +77,6 @@ def read_arms(
     if not arms:
         raise InputError(f"{name} {path}: has no arms")
     return arms
-
-
-def _not_utf8(content: bytes, place: int, path: str) -> str:
-    """Return where a file is not UTF-8, and how to convert it from what spreadsheets write."""
-    code = "UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-    row, suffix = content[:place].count(b"\n") + 1, Path(path).suffix
-    return f"row {row} is not UTF-8; convert the file with: iconv -f {code} -t UTF-8 {path} > converted{suffix}"
 
 
 def _csv(text: str) -> Iterable[Placed]:

@@ -349,8 +349,9 @@ def _file(
         if load_all is not None:
             names = _names(load_all())
             check_file(content, names)
-            if parsed.config:
-                _note_ignored(parsed, [name for name in content if name in names and not names[name]])
+            own = {option.attribute for option in parsed._command.options}
+            for name in [name for name in content if parsed.config and names.get(name) == set() and name not in own]:
+                note(f"--config {path}: `adcascade {' '.join(parsed._path)}` does not use [{name}]")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: not valid TOML: {error}") from None
     except InputError as error:
@@ -361,14 +362,6 @@ def _file(
         content = content.get(name, {}) if name else content
         settings |= {key: value for key, value in content.items() if key in tables or not isinstance(value, dict)}
     return settings
-
-
-def _note_ignored(parsed: argparse.Namespace, tables: Iterable[str]) -> None:
-    """Note the tables for all commands, such as [features], that this one has no use for."""
-    own = {option.attribute for option in parsed._command.options}
-    for name in tables:
-        if name not in own:
-            note(f"--config {parsed.config}: `adcascade {' '.join(parsed._path)}` does not use [{name}]")
 
 
 def _names(commands: Iterable[CommandSpec]) -> dict[str, set[str]]:
