@@ -208,13 +208,6 @@ def test_booleans_of_ads_are_numbers(tmp_path: Path, name: str, text: str) -> No
     assert [dict(arm.features) for arm in arms] == [{"organic": 1.0}, {"organic": 0.0}]
 
 
-def test_without_features_and_dim_both_ways_out_are_named(tmp_path: Path, monkeypatch, adcascade) -> None:
-    monkeypatch.chdir(tmp_path)
-    ended = adcascade("serve --state state")
-    assert (ended.code, ended.err.count("\n")) == (2, 1)
-    assert "add [features.context] to the --config file, or give --dim N" in ended.err
-
-
 def test_a_table_that_a_command_does_not_use_is_noted(tmp_path: Path, monkeypatch, adcascade) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "all.toml").write_text(TABLES)
