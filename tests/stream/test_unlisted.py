@@ -42,8 +42,7 @@ def test_frequent_values_stay_with_lower_bounds_for_any_order_of_batches(batches
     every, exact = Unlisted(), Counter[str]()
     for batch in [*batches, ["watch"] * more]:
         part = Unlisted()
-        for value in batch:
-            part.add("device", value)
+        part.add([("device", value) for value in batch])
         every.update(part)
         exact.update(batch)
     kept = every.values.get("device", Counter())

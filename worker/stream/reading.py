@@ -126,9 +126,9 @@ class RecordReader:
                 events.append(None)
         emits.tally.arrivals += arrivals
         emits.tally.feedback += len(records) - arrivals
-        for name, value in unlisted:
-            emits.tally.unlisted.add(name, value)
-            emits.tally.troubles.add("unlisted-values", f"the feature {name}")
+        if unlisted:
+            emits.tally.unlisted.add(unlisted)
+            emits.tally.troubles.add("unlisted-values", f"the feature {unlisted[-1][0]}", len(unlisted))
         return events
 
     def read_parked(self, record: Record, horizon: int, emits: Emits) -> Feedback | None:

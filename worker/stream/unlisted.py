@@ -7,6 +7,7 @@ only those that came often are named, and only on the status page (docs/security
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,9 +30,12 @@ class Unlisted:
     features: Counter[str] = field(default_factory=Counter)
     values: dict[str, Counter[str]] = field(default_factory=dict)
 
-    def add(self, feature: str, value: str) -> None:
-        """Count a value."""
-        self.update(Unlisted(Counter([feature]), {feature: Counter([value[:LONGEST_VALUE]])}))
+    def add(self, found: Sequence[tuple[str, str]]) -> None:
+        """Count the values of a batch, given with their features."""
+        batch = Unlisted(Counter(feature for feature, _ in found))
+        for feature, value in found:
+            batch.values.setdefault(feature, Counter())[value[:LONGEST_VALUE]] += 1
+        self.update(batch)
 
     def update(self, other: Unlisted) -> None:
         """Add the counts of another."""

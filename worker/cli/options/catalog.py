@@ -64,7 +64,7 @@ def read_arms(
         features = _features(others, declared, as_text=as_text)
         arms = tuple(_arm(row, where, given) for (where, row), given in zip(rows, features, strict=True))
     except UnicodeDecodeError as error:
-        row, codes = content[: error.start].count(b"\n") + 1, "UTF-16" if error.start == 0 else "WINDOWS-1252"
+        row, codes = content[: error.start].count(b"\n") + 1, "UTF-16" if content[0] > 0xFD else "WINDOWS-1252"
         convert = f"iconv -f {codes} -t UTF-8 {path} > converted{suffix}"
         raise InputError(f"{name} {path}: row {row} is not UTF-8; convert the file: {convert}") from None
     except (orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
