@@ -213,7 +213,7 @@ def test_a_table_that_a_command_does_not_use_is_noted(tmp_path: Path, monkeypatc
     (tmp_path / "all.toml").write_text(TABLES)
     noted = "--config all.toml: `adcascade traffic` does not use [features]\n"
     assert adcascade("traffic --write-arms arms.json --config all.toml").err == noted
-    assert noted not in adcascade("serve --beta x --config all.toml").err
+    assert "does not use" not in adcascade("serve --beta x --config all.toml").err
     monkeypatch.setenv("ADCASCADE_CONFIG", "all.toml")  # for all commands
     assert adcascade("traffic --write-arms arms.json").err == ""
 

@@ -49,11 +49,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 OPTIONS = (
     Option("parameters", "record of a version, from `adcascade parameters export`", metavar="FILE"),
-    Option(
-        "version",
-        "version of a state folder or of running workers, by number or tag (default: the newest)",
-        metavar="VERSION",
-    ),
+    Option("version", "version of a running deployment, by number or tag (default: the newest)", metavar="VERSION"),
     Option(
         "context",
         "context of the user: a JSON list of numbers, or an object of declared features; @FILE, or - for stdin",

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -270,10 +269,7 @@ class Features:
         crosses = table.pop("crosses", [])
         for name, part in table.items():
             if name not in ("context", "ads"):
-                near = get_close_matches(name, ("context", "ads", "crosses"), n=1)
-                guess = f"; did you mean {near[0]}?" if near else ""
-                known = f"its tables are context and ads, besides crosses{guess}"
-                raise InputError(f"[features] has no table {name!r}: {known}")
+                raise InputError(f"[features] has no table {name!r}: its tables are context and ads, besides crosses")
             if not isinstance(part, Mapping) or not part:
                 raise InputError(f'[features.{name}] must have an entry per feature, such as age = "number"')
         parts = {name: tuple(_declared(name, *entry) for entry in part.items()) for name, part in table.items()}

@@ -117,9 +117,6 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-_MEANING: Final = {"reward": ": add what a click on the ad earns, such as your CPC"}
-
-
 def _check_names(names: Iterable[str], where: str) -> None:
     """Raise `InputError` if a field is missing, or seems to be there under another name."""
     others = [name for name in names if name not in FIELDS]
@@ -129,7 +126,8 @@ def _check_names(names: Iterable[str], where: str) -> None:
         alike = [name for name in others if name.lower().strip() in (field, *aliases)]
         alike = alike or get_close_matches(field, others, n=1, cutoff=0.7)
         if alike or field != "active":
-            guess = f"; if {alike[0]!r} is meant, rename it to {field}" if alike else _MEANING.get(field, "")
+            wanted = ": add what a click on the ad earns, such as your CPC" if field == "reward" else ""
+            guess = f"; if {alike[0]!r} is meant, rename it to {field}" if alike else wanted
             raise InputError(f"{where} has no {field}{guess}")
 
 
