@@ -8,9 +8,9 @@ Rules that hold in this file:
 - A version is rounded when it is made (`rounded`), never when it is written: what is published is what its maker goes
   on with, so a restart, a worker and a replay have the same bits.
 - Rounding is to the nearest, to even in between: the relative error of a number is at most ε = 2⁻³² and has no
-  tendency over many folds. With |G_ij| ≤ sqrt(G_ii G_jj), the error E of an ad's information G has |vᵀEv| ≤ ε tr(G) |v|².
-  So Λ + G stays positive definite unless the information is a billion times that of the prior, in standardised
-  contexts after billions of displays of an ad. The gate of a fold checks it.
+  tendency over many folds. With |G_ij| ≤ sqrt(G_ii G_jj), the error E of an ad's information G has
+  |vᵀEv| ≤ ε tr(G) |v|². So Λ + G stays positive definite unless the information is a billion times that of the prior:
+  in standardised contexts, after hundreds of millions of displays of an ad. The gate of a fold checks it.
 - Numbers below 2⁻¹²⁶ become 0. One beyond 2¹²⁸ is refused.
 """
 
@@ -98,4 +98,5 @@ def unpacked(document: Mapping[str, Any]) -> Floats:
     whole[:, :SHORT_BYTES] = np.frombuffer(data, np.uint8).reshape(-1, SHORT_BYTES)
     bits = whole.view("<u8").astype(np.uint64).ravel()
     sign, size = bits >> np.uint64(39), bits & np.uint64((1 << 39) - 1)
-    return ((sign << np.uint64(63)) | ((size + _REBIAS * (size != 0)) << _DROPPED)).view(np.float64).reshape(shape)
+    whole_bits = (sign << np.uint64(63)) | ((size + _REBIAS * (size != 0)) << _DROPPED)
+    return np.asarray(whole_bits.view(np.float64).reshape(shape))
