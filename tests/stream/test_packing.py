@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from tests.bandit.tastes import Tastes, answers_to, taste, tastes
 from worker.bandit.personal import PersonalModel
 from worker.errors import EstimationError, InputError
+from worker.stream import version_records
+from worker.stream.encoding import encode_journal
+from worker.stream.events import Import
+from worker.stream.features import Features
+from worker.stream.learner import Learner
 from worker.stream.packing import SHORT, nearest, packed, rounded, unpacked
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_records import encode_parameters, largest_size
+from worker.stream.version_records import encode_parameters, largest_size, parameters_document
 
 INFORMATION = "precision.information"
 numbers = st.lists(st.floats(-1e38, 1e38), min_size=1, max_size=20).map(np.array)
@@ -103,6 +108,23 @@ def test_information_of_collinear_columns_stays_positive_definite_for_a_hundred_
     information = (rows.T @ rows)[None] * displays / 5_000
     model = replace(prior, precision=replace(prior.precision, information=information))
     assert rounded(model, intercept=True).precision.is_positive_definite
+
+
+def test_an_import_is_refused_if_what_left_out_ads_have_said_makes_the_version_too_large(monkeypatch):
+    declared = Features.of_table({"context": {"age": "number", "city": {"hashed": 8}}, "ads": {"brand": ["x", "y"]}})
+    settings = LearningSettings(dim=9, features=declared, standardise=False)
+    ads = tuple(Arm(arm=name, reward=1.0, features=(("brand", "x"),)) for name in "abc")
+    learner, given = Learner(settings, ads[:2]), Parameters.first(settings, ads)
+    first = learner.current
+    room = largest_size(first.arms, first.model, first.settings) + 500
+    order = encode_journal(Import(parameters=parameters_document(given), arms=False))
+    with monkeypatch.context() as patch:
+        patch.setattr(version_records.too_large, "__defaults__", (room,))
+        (refusal,) = learner.handle([(0, order)]).refusals
+    assert refusal.reason.endswith(
+        "of 9 columns of contexts and 2 of ads, 'city' has the most, 8: hash it into fewer, or leave it out"
+    )
+    assert learner.handle([(1, order)]).versions
 
 
 def test_where_rounding_leaves_no_precision_the_fold_is_refused():
