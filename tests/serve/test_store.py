@@ -249,9 +249,9 @@ def served_for_hours(served: Served, numbers: range) -> dict[int, Parameters]:
 
 def test_the_folder_keeps_the_journal_of_the_last_hours_and_every_version_of_them_comes_out_of_it_again(tmp_path):
     with Served(tmp_path, keep=4 * HOUR, learning=replace(LEARNING, standardise=False)) as served:
-        made = served_for_hours(served, range(12))
-        served.order(Command(action="rollback", version=11))  # needs versions that are gone later
-        made |= served_for_hours(served, range(12, 20))
+        made = served_for_hours(served, range(15))
+        served.order(Command(action="rollback", version=10))  # which is gone later
+        made |= served_for_hours(served, range(15, 20))
         newest = max(made)
         in_force = max(n for n in made if made[n].made_at <= made[newest].made_at - 4 * HOUR)
         assert made[in_force - 4].resume_offset <= served.state.journal_bounds()[0] <= made[in_force].resume_offset
