@@ -35,7 +35,7 @@ from worker.stream.features import Features
 from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_records import encode_parameters
+from worker.stream.version_records import StartRecord, encode_parameters
 
 FOLDER = Path(__file__).parents[2] / "schemas"
 NAMES = tuple(RECORDS)
@@ -212,6 +212,8 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
         ties=(0.5,) * 5,
         shares=Shares(1.0, 0.25),
         kernels="numpy 2.4.6",
+        started_from=StartRecord(sha256="a" * 64, trust=0.3),
+        imported=True,
     )
     tied = json.loads(encode_parameters(additive))
     for made in (pending, tied):

@@ -10,6 +10,7 @@ from worker.cli.options.catalog import CATALOG
 from worker.cli.options.http import HTTP, http_settings
 from worker.cli.options.learning import LEARNING, LIMITS
 from worker.cli.options.parser import CommandSpec, Option
+from worker.cli.options.starting import STARTING
 from worker.cli.options.times import seconds_option, time_option
 from worker.cli.worker import CLOCK, PROCESS, process_settings
 from worker.console import check_writable
@@ -72,9 +73,10 @@ COMMAND = CommandSpec(
     summary="Serve over HTTP on this machine, without Kafka: durable in a state folder, learning in a second process.",
     examples=(
         "adcascade serve --dim 16 --catalog arms.csv",
+        "adcascade serve --catalog ads.csv --config serve.toml --start-from history.gz     # a log, or a version",
         "adcascade serve --dim 16 --catalog arms.csv --state /var/lib/adcascade --port 8080 --record served.log",
         "adcascade serve --state /var/lib/adcascade --host 0.0.0.0 --api-keys keys.txt --max-sessions-per-key 60000",
     ),
-    options=(*HTTP, CATALOG, *LEARNING, *LIMITS, *OPERATION),
+    options=(*HTTP, CATALOG, *STARTING, *LEARNING, *LIMITS, *OPERATION),
     run=run,
 )

@@ -49,6 +49,8 @@ def run_server(settings: ServeSettings) -> int:
         if not history:
             history = [_first_version(settings)]
             first_version(state, history[0])
+        elif settings.start is not None and (line := settings.start.ignored(history[-1])):
+            log.warning(line)
         dimension(settings.dim, history[-1])  # raises if it is another one
         store = ServeStore(state, settings.record, keep=settings.keep_record)
         collect_garbage_rarely()
@@ -61,6 +63,10 @@ def run_server(settings: ServeSettings) -> int:
 
 
 def _first_version(settings: ServeSettings) -> Parameters:
+    if settings.start is not None:
+        first = settings.start.first(settings.learning, settings.dim, settings.arms)
+        log.info(settings.start.line(first))
+        return first
     learning = replace(settings.learning, dim=dimension(settings.dim, None))
     check_columns(learning, len(settings.arms))
     first = Parameters.first(learning, settings.arms)

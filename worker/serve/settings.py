@@ -12,6 +12,7 @@ from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
 from worker.stream.settings import NO_CONTEXT, Arm, LearningSettings
+from worker.stream.starting import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class ServeSettings:
     clock: Callable[[], int]
     dim: int | None
     arms: tuple[Arm, ...]
+    start: Start | None
     limits: Limits
     secret: Secret | None
     max_open_sessions: int | None

@@ -92,6 +92,7 @@ class Learner:
     history : published versions, at least the newest 8, in any order, possibly repeated
     made_under : settings by version, where known versions are made again (`replay --verify`)
     with_episodes : whether to assess closed windows, which is about half of the work
+    first : version 0, where it is not the prior (`starting.py`)
 
     Examples
     --------
@@ -110,6 +111,7 @@ class Learner:
         *,
         made_under: Mapping[int, LearningSettings] | None = None,
         with_episodes: bool = True,
+        first: Parameters | None = None,
     ) -> None:
         self._configured = settings
         self._made_under = {} if made_under is None else made_under
@@ -118,7 +120,7 @@ class Learner:
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
             check_columns(settings, len(arms))
-            first = Parameters.first(settings, tuple(arms))
+            first = first or Parameters.first(settings, tuple(arms))
             check_size(first)
             self._start(first)
         else:

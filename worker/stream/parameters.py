@@ -32,7 +32,17 @@ from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
-from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
+from worker.stream.version_records import (
+    COUNTS,
+    IF_SET,
+    PLAIN,
+    ArmRecord,
+    StartRecord,
+    VersionRecord,
+    array_in,
+    digest_of,
+    document_of,
+)
 
 #: A threshold above every score.
 NEVER: Final = 1e300
@@ -48,6 +58,8 @@ class Parameters:
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
     version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
+    `started_from` is the history behind version 0, which all later versions name, too. A version that learned from the
+    sessions of another system is `imported`.
     """
 
     version: int
@@ -76,6 +88,8 @@ class Parameters:
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
     shares: Shares = ALL
+    started_from: StartRecord | None = None
+    imported: bool = False
     kernels: str = field(default="", compare=False)
     known_sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
@@ -363,13 +377,11 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         arms=tuple([_arm(arm) for arm in record.arms]),
         model=model,
         progress={int(partition): time for partition, time in record.progress.items()},
-        ties=record.ties,
         answers=counts,
         standardisation=standardisation,
         pending=pending,
-        kernels=record.kernels,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
-        **{name: getattr(record, name) for name in PLAIN},
+        **{name: getattr(record, name) for name in (*PLAIN, *IF_SET)},
     )
 
 

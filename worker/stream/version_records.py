@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -156,6 +157,14 @@ class GroupsRecord(Struct, frozen=True, kw_only=True):
     strengths: Annotated[Array, described("Precision of each feature: the higher, the less it matters.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StartRecord:
+    """History that version 0 started from; later versions name it, too."""
+
+    sha256: Annotated[str, described("SHA-256, in hexadecimal, of its file.", pattern="^[0-9a-f]{64}$")]
+    trust: Annotated[Probability, described("Share of its information that counts.")]
+
+
 class VersionRecord(Struct, frozen=True, kw_only=True):
     """One version of the model, with the settings for serving and learning. Topic: parameters. Key: version mod 8.
 
@@ -255,6 +264,10 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
             "computed for."
         ),
     ] = ""
+    started_from: StartRecord | None = None
+    imported: Annotated[bool, described("Whether the sessions were those of another system (adcascade import).")] = (
+        False
+    )
     learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
     answer_counts: AnswerRecord | UnsetType = UNSET
     standardisation: ScaleRecord | UnsetType = UNSET
@@ -280,19 +293,11 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
 #: Fields of a version that its record has under the same name.
 PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
-    *(
-        "folds",
-        "clock",
-        "kept",
-        "changes",
-        "observations",
-        "expected_sessions",
-        "explore_budget",
-        "thresholds",
-        "radius",
-    ),
+    *("folds", "clock", "kept", "changes", "observations", "expected_sessions", "explore_budget"),
+    *("thresholds", "radius"),
 )
-#: Settings that a record has only if they are set.
+#: Fields of the same name that a record has only if they are set, and such settings.
+IF_SET: Final = ("ties", "kernels", "started_from", "imported")
 _OPTIONAL: Final = ("features", "learn_at_most")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
@@ -328,10 +333,7 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["learn_at_most"] = settings.learn_at_most
     if settings.features is not None:
         document["features"] = settings.features.document()
-    if parameters.ties:
-        document["ties"] = parameters.ties
-    if parameters.kernels:
-        document["kernels"] = parameters.kernels
+    document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
     for name, array in arrays_of(parameters).items():
