@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -56,6 +57,7 @@ class Exploration:
     budget: int | None = None
     thresholds: tuple[float, ...] | None = None
     ties: tuple[float, ...] | None = None
+    order: tuple[int, ...] = ()
 
 
 class Unplanned(NamedTuple):
@@ -88,6 +90,8 @@ class Policy(ABC):
     has_bonus: ClassVar[tuple[bool, bool]] = (False, False)
     #: Whether only some sessions explore, by budget or thresholds.
     is_selective: ClassVar[bool] = False
+    #: Whether its slates depend on what is learned.
+    uses_model: ClassVar[bool] = True
 
     @property
     def needs_chance(self) -> bool:
@@ -296,6 +300,7 @@ class Random(Policy):
 
     name: ClassVar[str] = "random"
     draws: ClassVar[bool] = True
+    uses_model: ClassVar[bool] = False
 
     def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
         return random_slates(planner, len(sessions.contexts), sessions.chance[:, :, 1], sessions.masked)
@@ -359,6 +364,43 @@ def _epsilon_without_repeats(
     return Slates(arms=arms, explored=explored, propensities=propensities)
 
 
+# ── what was done before ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed(Policy):
+    """The same order of arms for everybody: its first eligible arms, each once. It never explores.
+
+    `order` has indices of arms; the others follow by their index.
+
+    >>> from worker.bandit.additive import AdditiveModel
+    >>> planner = Planner(AdditiveModel.prior(dim=1, arms=4, ridge=1.0), [1.0] * 4, horizon=3)
+    >>> Fixed(order=(2,)).slates(planner, np.zeros((2, 1)), planner.masked([[], [0]])).arms
+    array([[2, 0, 1],
+           [2, 1, 3]])
+    """
+
+    name: ClassVar[str] = "fixed"
+    uses_model: ClassVar[bool] = False
+
+    order: tuple[int, ...] = ()
+
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        active, horizon = dict.fromkeys(planner.shown.tolist()), planner.horizon
+        ranked = [arm for arm in dict.fromkeys((*self.order, *active)) if arm in active]
+        arms = np.full((len(sessions.contexts), horizon), NO_ARM, dtype=np.intp)
+        arms[:, : len(ranked)] = ranked[:horizon]
+        gone: dict[int, set[int]] = {}
+        if sessions.masked is not None:
+            excluded = planner.shown[sessions.masked.columns].tolist()
+            for row, arm in zip(sessions.masked.rows.tolist(), excluded, strict=True):
+                gone.setdefault(row, set()).add(arm)
+        for row, out in gone.items():
+            left = list(islice((arm for arm in ranked if arm not in out), horizon))
+            arms[row] = left + [NO_ARM] * (horizon - len(left))
+        return Slates.certain(arms, False)
+
+
 # ── the warm-up of an experiment ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -400,7 +442,7 @@ class RoundRobin(Policy):
 
 
 POLICIES: Mapping[str, type[Policy]] = {
-    policy.name: policy for policy in (Ucbbp, Aucbbp, Greedy, EpsilonGreedy, MyopicUcb, Random)
+    policy.name: policy for policy in (Ucbbp, Aucbbp, Greedy, EpsilonGreedy, MyopicUcb, Random, Fixed)
 }
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, declared_ads
+from worker.cli.options.learning import LEARNING, check_fixed, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import duration_text, time_span
 from worker.console import check_writable, progress, table, write_result
@@ -71,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None:
         raise InputError("--output FILE is missing: the log to write")
     check_writable(options.output, options.json)
+    check_fixed(options)
     if Path(options.output).is_file() and Path(options.output).stat().st_size:
         raise InputError(f"{options.output}: this file exists; a log is not written over it: name a new file")
     format = options.format or format_of(options.file)

@@ -239,6 +239,9 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
             **_WHOLE,
         ),
     ] = 0
+    order: Annotated[
+        tuple[Identifier, ...], described("Arms that the policy fixed shows first; the others follow in their order.")
+    ] = ()
     ties: Annotated[
         tuple[Rate, ...],
         described(
@@ -291,7 +294,7 @@ PLAIN: Final = (
     ),
 )
 #: Settings that a record has only if they are set.
-_OPTIONAL: Final = ("features", "learn_at_most")
+_OPTIONAL: Final = ("features", "learn_at_most", "order")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
     ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
@@ -324,6 +327,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     }
     if settings.learn_at_most:
         document["learn_at_most"] = settings.learn_at_most
+    if settings.order:
+        document["order"] = settings.order
     if settings.features is not None:
         document["features"] = settings.features.document()
     if parameters.ties:
@@ -398,6 +403,7 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     ids = len(orjson.dumps([arm.arm for arm in arms]))
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
+    declared += len(orjson.dumps(settings.order))
     sizes = [array.size for array in model.pack().values()]
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
