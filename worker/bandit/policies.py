@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import CURVE, Bonus, PaperBonus, Spread, bonus_named
-from worker.bandit.ordering import greedy_slates, optimistic_slates
+from worker.bandit.ordering import fixed_slates, greedy_slates, optimistic_slates
 from worker.bandit.planning import Masked, Optimism, Planner
 from worker.errors import InputError
 
@@ -386,19 +385,7 @@ class Fixed(Policy):
     order: tuple[int, ...] = ()
 
     def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
-        active, horizon = dict.fromkeys(planner.shown.tolist()), planner.horizon
-        ranked = [arm for arm in dict.fromkeys((*self.order, *active)) if arm in active]
-        arms = np.full((len(sessions.contexts), horizon), NO_ARM, dtype=np.intp)
-        arms[:, : len(ranked)] = ranked[:horizon]
-        gone: dict[int, set[int]] = {}
-        if sessions.masked is not None:
-            excluded = planner.shown[sessions.masked.columns].tolist()
-            for row, arm in zip(sessions.masked.rows.tolist(), excluded, strict=True):
-                gone.setdefault(row, set()).add(arm)
-        for row, out in gone.items():
-            left = list(islice((arm for arm in ranked if arm not in out), horizon))
-            arms[row] = left + [NO_ARM] * (horizon - len(left))
-        return Slates.certain(arms, False)
+        return Slates.certain(fixed_slates(planner, len(sessions.contexts), self.order, sessions.masked), False)
 
 
 # ── the warm-up of an experiment ──────────────────────────────────────────────────────────────────────────────────────
