@@ -6,6 +6,8 @@ Rules that hold in this file:
   the earlier positions; if all of them are those of a uniform draw, the session counts as drawn uniformly.
 - Every other session was certain. Certain sessions support one target: one that shows what they have shown, in each of
   them and up to their last display. Its revenue is that of the log.
+- If users left to chance differ from those who were not, in any column of their contexts, no session is weighed either:
+  the answer would be one for those users alone. A share of the sessions, drawn by lot, does not differ.
 - If a later display of a session left to chance has no propensity, no such session is weighed: whether there is a later
   display depends on the answers, so leaving out these sessions alone would bias the estimates.
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +25,8 @@ from worker.bandit.arrays import Floats
 from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Sessions
 
-CLOSE = 1e-6  # propensities of a table may be rounded
+CLOSE: Final = 1e-6  # propensities of a table may be rounded
+ALARM: Final = 0.001  # probability that equal users are taken for others
 
 
 def weigh_imported(
@@ -42,12 +47,34 @@ def weigh_imported(
     chance = imported & (recorded[:, 0] < 1)
     lacking = int((chance[:, None] & shown & np.isnan(recorded)).sum())
     if lacking or not chance.any():
-        return sessions, np.zeros(len(sessions), dtype=bool), _why_not(recorded[imported], differs[imported], lacking)
+        reason: str | None = _why_not(recorded[imported], differs[imported], lacking)
+    else:
+        reason = _other_users(sessions.contexts[imported], chance[imported])
+    if reason is not None:
+        return sessions, np.zeros(len(sessions), dtype=bool), reason
     uniform = chance & (~shown | (np.abs(recorded * sessions.eligible - 1) <= CLOSE)).all(axis=1)
     sessions.served.uniform[uniform] = 1.0
     recorded[~chance | uniform] = np.nan
     recorded[(chance & ~uniform)[:, None] & ~shown] = 1.0  # no choice after the end of a slate
     return replace(sessions, recorded=recorded, drawn=sessions.drawn | uniform), chance, None
+
+
+def _other_users(contexts: Floats, chance: Bools) -> str | None:
+    """Return that the users left to chance are others than the rest, if they are: (n, d), (n,)."""
+    values = np.nan_to_num(contexts)
+    groups = [group for group in (values[chance], values[~chance]) if len(group)]
+    if len(groups) < 2:
+        return None
+    one, rest = groups
+    error = np.sqrt(one.var(axis=0) / len(one) + rest.var(axis=0) / len(rest))
+    apart = np.abs(one.mean(axis=0) - rest.mean(axis=0)) > error * NormalDist().inv_cdf(1 - ALARM / (2 * error.size))
+    if not apart.any():
+        return None
+    column = int(apart.argmax()) + 1
+    return (
+        f"{len(one)} of {len(values)} imported sessions were left to chance, and they are of other users than the rest "
+        f"(column {column} of the contexts): weights would answer for those alone"
+    )
 
 
 def _why_not(recorded: Floats, differs: Bools, lacking: int) -> str:
