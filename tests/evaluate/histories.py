@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
-from worker.logs.importing import HistoryImport
+from worker.cli.main import main
 from worker.simulation.environments import make_environment
 from worker.simulation.world import Environment
 from worker.simulation.worth import Valuer
-from worker.stream.topology import Topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +82,9 @@ class History:
 
     def imported(self, folder: Path, content: str | None = None) -> str:
         """Import the table, or another one of these ads; return the path of the log."""
-        table, log = folder / "table.csv", folder / "log.jsonl"
+        table, catalogue, log = (folder / name for name in ("table.csv", "ads.csv", "log.jsonl"))
         table.write_text(content or self.table())
-        HistoryImport(
-            path=str(table),
-            format="csv",
-            columns={},
-            context=[("x", "x"), ("y", "y"), ("z", "z")],
-            settings={},
-            arms={arm.arm: arm for arm in self.world.catalogue()},
-        ).run(str(log), Topics())
+        catalogue.write_text("\n".join(["arm,reward", *(f"{arm.arm},{arm.reward}" for arm in self.world.catalogue())]))
+        options = ["--context-columns", "x,y,z", "--catalog", str(catalogue), "--output", str(log)]
+        assert main(["import", str(table), *options]) == 0
         return str(log)
