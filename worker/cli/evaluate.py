@@ -226,6 +226,9 @@ intervals is the session. The click models are of the kind that serves, fitted o
 the rates by ad and position at which users who do not click go on. The interval of direct assumes that
 their form is right; the second table checks that on the sessions drawn uniformly.
 "against served" is the difference to the revenue of the same sessions as they were served.
+In an imported log, sessions are left to chance if their first propensity is below 1. Without such
+sessions, weights have an answer for the order that every session shows, and direct for targets whose
+ads were seen at the same positions; policies other than fixed and random need --parameters.
 Exit 1 if no estimator has an answer, or if one of --method has none."""
 
 COMMAND = CommandSpec(
@@ -234,6 +237,7 @@ COMMAND = CommandSpec(
     examples=(
         "adcascade evaluate demo.jsonl.gz --policy greedy",
         "adcascade evaluate demo.jsonl.gz --policy ucbbp --beta 0.5 --json -",
+        "adcascade evaluate history.gz --policy fixed --order shoes,hats",
         "adcascade evaluate demo.jsonl.gz --estimator newton --method dr",
         "adcascade evaluate demo.jsonl.gz --parameters version-12.json --confidence 0.9",
     ),
