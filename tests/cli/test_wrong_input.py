@@ -57,7 +57,6 @@ WRONG = {
     "worker --dim 2 --bonus paper": "needs --repeats",
     "worker --dim 2 --order a,b": "--order is for --policy fixed only",
     "worker --dim 2 --policy fixed --catalog good.csv --order a,b": "--order: there is no ad 'b'; the catalogue has a",
-    "worker --dim 2 --policy fixed --order a,b,a": "order has 'a' twice",
     "worker --dim 2 --max-norm 0.5": "--max-norm: must be at least 1",
     "worker --dim 2 --prefix 'a b'": "prefix",
     "worker --dim 2 --token-secret-file /none": "--token-secret-file /none",

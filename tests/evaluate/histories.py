@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from worker.cli.main import main
 from worker.simulation.environments import make_environment
 from worker.simulation.world import Environment
 from worker.simulation.worth import Valuer
+
+
+def value(world: Environment, slate: Sequence[int]) -> float:
+    """Return the revenue per session of one slate for everybody."""
+    contexts = world.contexts(np.random.default_rng(2), 200_000)
+    return float(Valuer(world, horizon=len(slate)).values(contexts, np.tile(slate, (len(contexts), 1))).mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +47,7 @@ class History:
 
     def truth(self, order: tuple[int, ...] = ()) -> float:
         """The revenue per session of a fixed order."""
-        slate = list(dict.fromkeys((*order, *range(self.arms))))[: self.horizon]
-        contexts = self.world.contexts(np.random.default_rng([self.seed, 2]), 200_000)
-        valuer = Valuer(self.world, horizon=self.horizon, repeats=False)
-        return float(valuer.values(contexts, np.tile(slate, (len(contexts), 1))).mean())
+        return value(self.world, list(dict.fromkeys((*order, *range(self.arms))))[: self.horizon])
 
     def slates(self, contexts: Floats, generator: np.random.Generator) -> tuple[Ints, Floats]:
         """Return the slates and their propensities, each given the earlier positions: (n, H)."""

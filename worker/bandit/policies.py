@@ -363,9 +363,6 @@ def _epsilon_without_repeats(
     return Slates(arms=arms, explored=explored, propensities=propensities)
 
 
-# ── what was done before ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed(Policy):
     """The same order of arms for everybody: its first eligible arms, each once. It never explores.

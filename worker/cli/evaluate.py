@@ -181,10 +181,11 @@ def _title(evaluation: Evaluation) -> str:
         explored = f", {target.bonus} bonus, β = {target.beta}"
     if policy is Fixed:
         explored = f", {listed(target.order, 5)} first" if target.order else ", the order of the catalogue"
-    learned = f", {target.estimator} estimator" if policy.uses_model else ""
-    origin = f"; its estimates: {evaluation.origin}" if policy.uses_model else ""
+    estimator, origin = f", {target.estimator} estimator", f"; its estimates: {evaluation.origin}"
+    if not policy.uses_model:
+        estimator = origin = ""
     return (
-        f"{target.policy}{explored}{learned}, up to {target.horizon} displays{origin}\n"
+        f"{target.policy}{explored}{estimator}, up to {target.horizon} displays{origin}\n"
         f"{evaluation.served.sessions} sessions evaluated, {evaluation.versions} versions; in the log, "
         f"{evaluation.drawn} sessions were drawn uniformly, {evaluation.warmup} came in the warm-up"
     )

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
-from worker.bandit.policies import Fixed, policy_named
+from worker.bandit.policies import policy_named
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.cli.options.target import TARGET, control, pick, read_version
@@ -169,7 +169,6 @@ def report(parameters: Parameters, reasons: Explanation) -> str:
     """Return the best arms of every position, and the reason for the choice in words."""
     settings = parameters.settings
     active = sum(arm.active for arm in parameters.arms)
-    is_fixed = policy_named(settings.policy) is Fixed
     with_repeats, without = policy_named(settings.policy).has_bonus
     bonus = f"{settings.bonus} bonus" if (with_repeats if settings.repeats else without) else "no repeats"
     policy = f"{settings.policy}, {bonus}, β = {settings.beta}" if with_repeats else settings.policy
@@ -180,7 +179,7 @@ def report(parameters: Parameters, reasons: Explanation) -> str:
     rewards = {arm.arm: arm.reward for arm in parameters.arms}
     for position in reasons.positions:
         if position.choice is not None:
-            lines += ["", f"position {position.position}, {position.mode}: {reason(position, fixed=is_fixed)}"]
+            lines += ["", f"position {position.position}, {position.mode}: {reason(position)}"]
             lines.append(_candidates(position, rewards))
             chosen = next(one for one in position.arms if one.arm == position.choice)
             lines.append(f"   log-odds of {chosen.arm}: {in_parts(chosen.contributions)}")
@@ -215,7 +214,7 @@ def _named(part: Contribution) -> str:
     return f"{part.feature}{value} {part.contribution:+.2f}"
 
 
-def reason(position: Position, *, fixed: bool = False) -> str:
+def reason(position: Position) -> str:
     """Return the reason for a choice in words."""
     chosen = next(one for one in position.arms if one.arm == position.choice)
     stay = "" if chosen.answer_rate is None else f", by the {chosen.answer_rate:.0%} who then go on"
@@ -236,7 +235,7 @@ def reason(position: Position, *, fixed: bool = False) -> str:
             f"{surest.arm} is expected to earn more ({surest.q:.4g} against {chosen.q:.4g}), but {chosen.arm} may well "
             f"be better than it looks (bonus {chosen.bonus:.4g} against {surest.bonus:.4g}); {later}"
         )
-    if fixed:
+    if chosen.q < 0.999 * surest.q:  # a fixed order does not choose by scores
         return f"{chosen.arm} is next in the order, {chosen.q:.4g} ({surest.arm}: {surest.q:.4g}); {later}"
     return f"{chosen.arm} and {surest.arm} are as good as equal ({chosen.q:.7g}, {surest.q:.7g}); {later}"
 

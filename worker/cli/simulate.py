@@ -40,7 +40,7 @@ def _world() -> tuple[Option, ...]:
 
 
 OPTIONS = (
-    setting("policy", help="policies to compare; fixed is the order of the arms; repeatable", repeatable=True, default=DEFAULTS.policy),
+    setting("policy", help="policies to compare; repeatable", repeatable=True, default=DEFAULTS.policy),
     *_world(),
     count(
         "features",

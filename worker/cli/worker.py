@@ -81,8 +81,7 @@ def process_settings(
     dim = context_dim(options)
     check_fixed(options)
     arms = read_arms(options.catalog, declared=declared_ads(options))
-    if arms:
-        check_order(options.order, arms)
+    check_order(options.order, arms)
     settings = filled(
         kind,
         options,

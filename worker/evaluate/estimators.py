@@ -329,14 +329,12 @@ def _check_seen(sessions: Sessions) -> None:
     In an imported log, an arm may have been at one position only, and nothing tells arm and position apart: there no
     session has seen an arm unless at the position where the target shows it.
     """
-    wanted, where = sessions.target_slates[:, :, : sessions.depth], ""
+    wanted = sessions.target_slates[:, :, : sessions.depth]
     known = np.zeros((sessions.horizon, sessions.prices.shape[1]), dtype=bool)
     rows, positions = np.nonzero(sessions.shown)
     known[positions, sessions.slates[rows, positions]] = True
-    if sessions.imported.any():
-        where = " at that position"
-    else:
-        known[:] = known.any(axis=0)
+    where = " at that position" if sessions.imported.any() else ""
+    known |= known.any(axis=0) & (not where)
     unknown = ~known[np.arange(sessions.depth), wanted] & (wanted != NO_ARM)
     if unknown.mean() > MOST_UNSEEN:
         raise Unsupported(

@@ -33,7 +33,8 @@ from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported, sufficient
 from worker.evaluate.targets import Change, find_estimates
 from worker.logs.findings import Findings, Stage, silent
-from worker.logs.ordered import read_log
+from worker.logs.format import LogReader
+from worker.logs.ordered import OrderedLog, read_log
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings, check_order
 from worker.stream.topology import Topics
@@ -100,20 +101,11 @@ def evaluate_log(
         if not logged.by_version:
             reasons = ", ".join(f"{count} {reason}" for reason, count in logged.left_out.items())
             raise FailedError(f"{reader.name}: no session can be used ({reasons or 'there is none'})")
-        newest = change.parameters or log.versions.read(max(log.versions.known))
-        target = replace(newest.settings, **change.settings)
-        check_order(target.order, newest.arms)
-        _check_estimates(reader.name, target, change.parameters, logged)
+        target = _target(log, logged, change)
         with stage("planning", None):
             estimates, origin = find_estimates(log, change)
             assembled = assemble(logged.by_version, log.versions, estimates, change.settings, seed=seed)
-    notes = []
-    if reader.bad:
-        notes.append(f"{reader.bad} bad lines skipped; the first: {reader.first_bad}")
-    if findings.count:
-        notes.append(f"{findings.count} records contradict others or are damaged (see adcascade replay)")
-    if logged.share < 1:
-        notes.append(f"the log has a share of the sessions only: evaluated on {logged.share:.1%} of every kind")
+    notes = _flaws(reader, findings, logged)
     if assembled.contradicting:
         logged.left_out[CONTRADICTS] = assembled.contradicting
     everything, given = assembled.sessions, change.parameters
@@ -171,14 +163,28 @@ def _estimate(
         return Estimate(method=estimator.name, sessions=estimator.usable(used), refused=f"{reason}{advice}")
 
 
-def _check_estimates(name: str, target: LearningSettings, given: Parameters | None, logged: LoggedSessions) -> None:
-    """Raise `InputError` if the target needs estimates for imported sessions, which have none."""
+def _target(log: OrderedLog, logged: LoggedSessions, change: Change) -> LearningSettings:
+    """Return the settings of the target; raise `InputError` if it needs estimates and the sessions are imported."""
+    newest, name = change.parameters or log.versions.read(max(log.versions.known)), log.reader.name
+    check_order(change.settings.get("order", ()), newest.arms)
+    target = replace(newest.settings, **change.settings)
     imported = any(session.mode == "imported" for session in logged.by_version.get(0, ()))
-    if imported and given is None and policy_named(target.policy).uses_model:
+    if imported and change.parameters is None and policy_named(target.policy).uses_model:
         raise InputError(
             f"{name}: an imported log has no estimates for the policy {target.policy}: give --policy fixed or random, "
             f"or --parameters FILE, which adcascade replay {name} --relearn --output FILE writes"
         )
+    return target
+
+
+def _flaws(reader: LogReader, findings: Findings, logged: LoggedSessions) -> list[str]:
+    """Return what is wrong with the log, or not in it."""
+    texts = {
+        f"{reader.bad} bad lines skipped; the first: {reader.first_bad}": reader.bad,
+        f"{findings.count} records contradict others or are damaged (see adcascade replay)": findings.count,
+        f"the log has a share of the sessions only: evaluated on {logged.share:.1%} of every kind": logged.share < 1,
+    }
+    return [text for text, applies in texts.items() if applies]
 
 
 def _fit(sessions: Sessions, prior: ClickModel, seed: int) -> CrossFit | Unsupported:

@@ -3,7 +3,8 @@
 Rules that hold in this file:
 
 - A session whose first propensity is below 1 was left to chance. Its weights have the recorded propensities, each given
-  the earlier positions; if all of them are those of a uniform draw, the session counts as drawn uniformly.
+  the earlier positions; if all of them are those of a uniform draw, the session counts as drawn uniformly, unless such
+  sessions are of other users than the rest.
 - Every other session was certain. Certain sessions support one target: one that shows what they have shown, in each of
   them and up to their last display. Its revenue is that of the log.
 - If users left to chance differ from those who were not, in any column of their contexts, no session is weighed either:
@@ -53,6 +54,7 @@ def weigh_imported(
     if reason is not None:
         return sessions, np.zeros(len(sessions), dtype=bool), reason
     uniform = chance & (~shown | (np.abs(recorded * sessions.eligible - 1) <= CLOSE)).all(axis=1)
+    uniform &= _other_users(sessions.contexts[chance], uniform[chance]) is None
     sessions.served.uniform[uniform] = 1.0
     recorded[~chance | uniform] = np.nan
     recorded[(chance & ~uniform)[:, None] & ~shown] = 1.0  # no choice after the end of a slate
@@ -61,19 +63,16 @@ def weigh_imported(
 
 def _other_users(contexts: Floats, chance: Bools) -> str | None:
     """Return that the users left to chance are others than the rest, if they are: (n, d), (n,)."""
-    values = np.nan_to_num(contexts)
-    groups = [group for group in (values[chance], values[~chance]) if len(group)]
-    if len(groups) < 2:
+    if chance.all() or not chance.any():
         return None
-    one, rest = groups
+    one, rest = np.nan_to_num(contexts[chance]), np.nan_to_num(contexts[~chance])
     error = np.sqrt(one.var(axis=0) / len(one) + rest.var(axis=0) / len(rest))
     apart = np.abs(one.mean(axis=0) - rest.mean(axis=0)) > error * NormalDist().inv_cdf(1 - ALARM / (2 * error.size))
     if not apart.any():
         return None
-    column = int(apart.argmax()) + 1
     return (
-        f"{len(one)} of {len(values)} imported sessions were left to chance, and they are of other users than the rest "
-        f"(column {column} of the contexts): weights would answer for those alone"
+        f"{len(one)} of {len(chance)} imported sessions were left to chance, and they are of other users than the rest "
+        f"(column {apart.argmax() + 1} of the contexts): weights would answer for those alone"
     )
 
 

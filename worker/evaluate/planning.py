@@ -65,9 +65,8 @@ def assemble(
     served_by = {number: versions.read(number) for number in sorted(logged)}
     everything = [session for number in served_by for session in logged[number]]
     widest, periods = _arms(served_by)
-    sessions = _recorded(everything, served_by, widest, periods)
-    count = len(sessions)
-    warmup, same, horizon = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool), 0
+    sessions, horizon = _recorded(everything, served_by, widest, periods), 0
+    warmup, same = np.zeros((2, len(sessions)), dtype=bool)
     drawn: list[tuple[Ints, Ints]] = []
     for served, target, rows in _groups(everything, served_by, estimates, settings):
         group = [everything[row] for row in rows.tolist()]
@@ -87,9 +86,8 @@ def assemble(
         if epsilon:  # draws of the target, independent of those that served the sessions
             drawing = [_under(target, salt=f"evaluate {seed} {number}") for number in range(DRAWS)]
             drawn.append((rows, np.stack([_slates(version, group, widest.indices) for version in drawing])))
-    imported = sessions.imported
     for array in (warmup, same, sessions.served.uniform, sessions.served.epsilon):
-        array[imported] = 0  # the version that they name did not serve them
+        array[sessions.imported] = 0  # the version that they name did not serve them
     # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
     certain = ~sessions.drawn & (sessions.served.epsilon == 0)
     sessions.served.best[certain] = sessions.slates[certain]
@@ -97,16 +95,14 @@ def assemble(
     target_slates = np.repeat(sessions.target.best[None], DRAWS if drawn else 1, axis=0)
     for rows, slates in drawn:
         target_slates[:, rows, : slates.shape[2]] = slates
-    fits, supported, unsupported = _fits(sessions, everything), sessions.served.explores | same, None
-    if imported.any():
-        sessions, weighed, unsupported = weigh_imported(sessions, everything, horizon=horizon)
-        supported |= weighed
+    fits = _fits(sessions, everything)
+    sessions, weighed, unsupported = weigh_imported(sessions, everything, horizon=horizon)
     if not fits.any():
         raise InputError("every session of the log contradicts the version that served it")
     contexts = _common_scale(sessions.contexts, served_by)
     return Assembled(
         sessions=replace(sessions, contexts=contexts, target_slates=target_slates).part(fits).cut(horizon),
-        supported=supported[fits],
+        supported=(sessions.served.explores | same | weighed)[fits],
         unsupported=unsupported,
         warmup=warmup[fits],
         contradicting=int((~fits).sum()),

@@ -205,11 +205,6 @@ class Sessions:
         return mask
 
     @property
-    def has_recorded(self) -> Bools:
-        """Whether recorded propensities stand for the rule that served: (n,)."""
-        return ~np.isnan(self.recorded[:, 0])
-
-    @property
     def eligible(self) -> Ints:
         """The number of eligible arms at each position, at least 1: (n, H)."""
         gone = self.active[self.period[:, None], self.excluded] & (self.excluded != NO_ARM)

@@ -104,7 +104,7 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     served = served or sessions.served
     counts = np.ones(len(sessions)) if counts is None else counts
     eligible = sessions.eligible
-    chances, by_others = served.chances(sessions.slates, eligible), sessions.has_recorded[:, None]
+    chances, by_others = served.chances(sessions.slates, eligible), ~np.isnan(sessions.recorded[:, :1])
     chances = np.where(by_others, np.cumprod(sessions.recorded, axis=1), chances)
     weights = sessions.target.chances(sessions.slates, eligible) / chances
     whole = Support(sessions=sessions, weights=weights, counts=counts)

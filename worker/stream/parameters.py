@@ -125,8 +125,7 @@ class Parameters:
 
         Features of ads that are not declared are inferred from the arms; raise `InputError` if an arm does not fit.
         """
-        if arms:
-            check_order(settings.order, arms)
+        check_order(settings.order, arms)
         features = with_ads(settings.features, arms)
         if features is not settings.features:
             settings = replace(settings, features=features)

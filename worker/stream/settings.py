@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -147,9 +146,6 @@ class LearningSettings:
                 "leave dim out, it follows from them"
             )
         self._check_numbers()
-        object.__setattr__(self, "order", tuple(self.order))
-        if twice := next((arm for arm, count in Counter(self.order).items() if count > 1), None):
-            raise InputError(f"order has {twice!r} twice")
         check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
 
     def _check_numbers(self) -> None:
@@ -206,10 +202,10 @@ KEPT_BY_MODEL: Final = ("standardise", "features")
 
 
 def check_order(order: Sequence[str], arms: Iterable[Arm]) -> None:
-    """Raise `InputError` if an order names an arm that there is not."""
+    """Raise `InputError` if an order names an arm that a catalogue, if there is one, does not have."""
     known = [arm.arm for arm in arms]
     for arm in order:
-        if arm not in known:
+        if known and arm not in known:
             near = get_close_matches(arm, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the catalogue has {listed(known, 5)}"
             raise InputError(f"--order: there is no ad {arm!r}; {hint}")

@@ -28,11 +28,7 @@ _SHARE = number(least=0, most=1)
 
 
 def id_list(text: str) -> tuple[str, ...]:
-    """Read ids of ads.
-
-    >>> id_list("shoes, books")
-    ('shoes', 'books')
-    """
+    """Read ids of ads, separated by commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
