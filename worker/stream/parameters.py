@@ -26,12 +26,12 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.groups import Groups
 from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Exploration, Policy, policy_named
+from worker.bandit.policies import Exploration, Fixed, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
-from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
+from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, is_number
 from worker.stream.version_records import (
     COUNTS,
     IF_SET,
@@ -139,6 +139,7 @@ class Parameters:
 
         Features of ads that are not declared are inferred from the arms; raise `InputError` if an arm does not fit.
         """
+        check_order(settings.order, arms)
         features = with_ads(settings.features, arms)
         if features is not settings.features:
             settings = replace(settings, features=features)
@@ -174,6 +175,11 @@ class Parameters:
         return {arm.arm: index for index, arm in enumerate(self.arms)}
 
     @property
+    def is_warming_up(self) -> bool:
+        """Whether slates are drawn at random until enough is learned; a fixed order does not wait for that."""
+        return self.folds < self.settings.warmup and policy_named(self.settings.policy) is not Fixed
+
+    @property
     def awaits_standardisation(self) -> bool:
         """Whether the next fold has to estimate centre and scale of contexts first."""
         return self.settings.standardise and self.standardisation is None and self.folds == 0
@@ -207,7 +213,7 @@ class Parameters:
 
     def policy(self) -> Policy:
         """Return the policy of this version."""
-        settings = self.settings
+        settings, index = self.settings, self.indices if self.settings.order else {}
         return policy_named(settings.policy).under(
             Exploration(
                 beta=self.beta,
@@ -216,6 +222,7 @@ class Parameters:
                 epsilon=settings.epsilon,
                 thresholds=self.thresholds or (0.0,) * settings.horizon,
                 ties=self.ties or None,
+                order=tuple(index[arm] for arm in settings.order if arm in index),
             )
         )
 

@@ -250,6 +250,9 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
             **_WHOLE,
         ),
     ] = 0
+    order: Annotated[
+        tuple[Identifier, ...], described("Arms that the policy fixed shows first; the others follow in their order.")
+    ] = ()
     ties: Annotated[
         tuple[Rate, ...],
         described(
@@ -298,7 +301,7 @@ PLAIN: Final = (
 )
 #: Fields of the same name that a record has only if they are set, and such settings.
 IF_SET: Final = ("ties", "kernels", "started_from", "imported")
-_OPTIONAL: Final = ("features", "learn_at_most")
+_OPTIONAL: Final = ("features", "learn_at_most", "order")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
     ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
@@ -331,6 +334,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     }
     if settings.learn_at_most:
         document["learn_at_most"] = settings.learn_at_most
+    if settings.order:
+        document["order"] = settings.order
     if settings.features is not None:
         document["features"] = settings.features.document()
     document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}
@@ -401,6 +406,7 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     ids = len(orjson.dumps([arm.arm for arm in arms]))
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
+    declared += len(orjson.dumps(settings.order))
     sizes = []
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
