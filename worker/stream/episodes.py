@@ -25,6 +25,7 @@ import numpy as np
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.planning import slate_values
 from worker.bandit.regret import optimistic_gap, posterior_regret
+from worker.stream.accounts import click_prices
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Episode
 from worker.stream.folding import one_thread, spread
@@ -54,7 +55,7 @@ class AnsweredArm:
 class Answering:
     """The active ads that are answered least; `collapsed` counts those that hardly ever get an answer.
 
-    `lowest` has at most `MOST_NAMED` ads, those that have collapsed first.
+    `lowest` has the first of them, those that have collapsed first.
     """
 
     lowest: tuple[AnsweredArm, ...]
@@ -62,12 +63,12 @@ class Answering:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The ids of the ads that have collapsed, at most `MOST_NAMED`."""
+        """The ids of the ads that have collapsed, as far as `lowest` has them."""
         return tuple(one.arm for one in self.lowest[: self.collapsed])
 
 
-def answering(parameters: Parameters) -> Answering | None:
-    """Return which active ads are answered least; None where it is not learned who goes on.
+def answering(parameters: Parameters, most: int = MOST_NAMED) -> Answering | None:
+    """Return which active ads are answered least, at most `most`; None where it is not learned who goes on.
 
     An ad has collapsed if hardly anybody goes on after it, and it gets hardly any clicks: the share of its displays
     with any feedback is f_k + (1 − f_k) ρ_k, for the average user. One of the two alone is a matter of taste.
@@ -95,7 +96,7 @@ def answering(parameters: Parameters) -> Answering | None:
     usual, usually = (median(shares[active].tolist()) for shares in (rates.arms, answered))  # numpy's is slow to load
     judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS) & (displays * usual >= LEAST_PASSES))
     collapsed = (rates.arms < COLLAPSED * usual) & (answered < COLLAPSED * usually)
-    order = judged[np.lexsort((answered[judged], ~collapsed[judged]))][:MOST_NAMED].tolist()
+    order = judged[np.lexsort((answered[judged], ~collapsed[judged]))][:most].tolist()
     lowest = tuple(
         AnsweredArm(arm=parameters.arms[k].arm, rate=float(answered[k]), displays=int(displays[k])) for k in order
     )
@@ -133,7 +134,7 @@ def episode_of(
         eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
         answered = _tried(lambda: answering(current), None)
     weights, shown = window.weights, window.weights[window.rows]
-    explored = np.array([plan.explored / max(1, len(plan.slate)) for plan in window.plans])
+    explored = np.array([sum(plan.explored) / max(1, len(plan.slate)) for plan in window.plans])
     return Episode(
         version=current.version,
         window_start=window.start,
@@ -182,21 +183,15 @@ def _revenue(
     window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]
 ) -> tuple[float | None, float | None]:
     """Return the revenue and the expected revenue."""
-    numbers = np.array([plan.parameters_version for plan in window.plans])
-    clicked = np.flatnonzero(window.clicked)
-    rewards, expected = np.zeros(len(clicked)), 0.0
+    numbers, expected = np.array([plan.parameters_version for plan in window.plans]), 0.0
     for number in np.unique(numbers).tolist():
         version = kept.get(number, parent)
-        prices = {arm.arm: arm.reward for arm in version.arms}
-        of_codes = np.array([prices.get(name, 0.0) for name in window.slates.names])
-        here = numbers[window.rows[clicked]] == number
-        rewards[here] = of_codes[window.codes[clicked[here]]]
         if version.arms:
             rows = np.flatnonzero(numbers == number)
             contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
             revenue = slate_values(version.model, version.rewards, contexts, slates, version.rates)[:, 0]
             expected += float((window.weights[rows] * revenue).sum())
-    rewards *= window.weights[window.rows[clicked]]
+    rewards = click_prices(window, parent, kept) * window.weights[window.rows[window.clicked]]
     return float(sum(rewards.tolist())), expected
 
 

@@ -8,7 +8,7 @@ is written in `version_records.py`; here it is read and checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
+from worker.stream.accounts import NOTHING, Accounts, Sums
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
@@ -42,6 +43,7 @@ NEVER: Final = 1e300
 class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
+    `accounts` are the sums per ad of all windows that were closed when it was made.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
     the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
@@ -61,6 +63,7 @@ class Parameters:
     journal_offset: int = -1
     resume_offset: int = 0
     progress: Mapping[int, int] = field(default_factory=dict)
+    accounts: Accounts = field(default=NOTHING, repr=False)
     frozen: bool = False
     folds: int = 0
     clock: float = 0.0
@@ -368,9 +371,21 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         standardisation=standardisation,
         pending=pending,
         kernels=record.kernels,
+        accounts=_accounts(record, read),
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in PLAIN},
     )
+
+
+def _accounts(record: VersionRecord, read: Callable[[str], Floats]) -> Accounts:
+    given = record.accounts
+    if given is UNSET:
+        return NOTHING
+    total = Sums(sessions=given.sessions, ads=read("accounts.total"))
+    today = Sums(sessions=given.sessions_today, ads=read("accounts.today"))
+    if max(total.ads.shape[1], today.ads.shape[1]) > len(record.arms):
+        raise ParametersError("accounts has more ads than the catalogue")
+    return Accounts(since=given.since, day=given.day, total=total, today=today)
 
 
 def _dim(record: VersionRecord, model: ClickModel) -> int:

@@ -28,6 +28,7 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
+from worker.stream.accounts import ROWS
 from worker.stream.chance import ALL
 from worker.stream.contexts import LEAST_SESSIONS, SCALES
 from worker.stream.events import (
@@ -120,6 +121,20 @@ class SharesRecord(Struct, frozen=True, kw_only=True):
     others: Probability
 
 
+class AccountsRecord(Struct, frozen=True, kw_only=True):
+    """Sums of the windows closed so far, per ad: displays, clicks, revenue, answered and explored displays.
+
+    A journaled session stands for 1/share sessions. Ads that were added since the last closed window may be missing.
+    """
+
+    since: Annotated[int, described("Start of the first window.", **_WHOLE)]
+    day: Annotated[int, described("Day of the last window, UTC, in days since the epoch.", **_WHOLE)]
+    sessions: Annotated[int, described("Sessions since then.", minimum=0)]
+    sessions_today: Annotated[int, described("Sessions of that day.", minimum=0)]
+    total: Annotated[Array, described("Sums since then, shape (5, K).")]
+    today: Annotated[Array, described("Sums of that day, shape (5, K).")]
+
+
 class PrecisionRecord(Struct, frozen=True, kw_only=True):
     """Parts of the precision matrix A."""
 
@@ -168,7 +183,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         str,
         described(
             "SHA-256, in hexadecimal, of all fields except itself, made_at, effective_at, window_end, the offsets, "
-            "progress and kernels.",
+            "progress, accounts and kernels.",
             pattern="^[0-9a-f]{64}$",
         ),
     ]
@@ -183,6 +198,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]*)$")], Annotated[int, described("Its time.", **_WHOLE)]],
         described("Highest progress of each partition."),
     ]
+    accounts: AccountsRecord | UnsetType = UNSET
     frozen: Annotated[bool, described("Whether learning is frozen.")]
     folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
     clock: Annotated[Amount, described("t of M_t: folds, less where new ads or a change set the clock back.")]
@@ -294,7 +310,10 @@ PLAIN: Final = (
 _OPTIONAL: Final = ("features", "learn_at_most")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
-    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
+    [
+        *("sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"),
+        *("accounts", "kernels"),
+    ]
 )
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -332,7 +351,16 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["kernels"] = parameters.kernels
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
-    for name, array in arrays_of(parameters).items():
+    arrays, accounts = arrays_of(parameters), parameters.accounts
+    if accounts.total.sessions:
+        document["accounts"] = {
+            "since": accounts.since,
+            "day": accounts.day,
+            "sessions": accounts.total.sessions,
+            "sessions_today": accounts.today.sessions,
+        }
+        arrays |= {"accounts.total": accounts.total.ads, "accounts.today": accounts.today.ads}
+    for name, array in arrays.items():
         *outer, last = name.split(".")
         target = document
         for part in outer:
@@ -399,6 +427,7 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
     sizes = [array.size for array in model.pack().values()]
+    sizes += [len(ROWS) * len(arms)] * 2  # accounts
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
@@ -414,7 +443,7 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     >>> from worker.stream.parameters import Parameters
     >>> arms = tuple(Arm(arm=str(n), reward=1.0) for n in range(60_000))
     >>> too_large(Parameters.first(LearningSettings(dim=32, model="additive", answers="all", standardise=False), arms))
-    '60,000 arms of 32 features take up to 27.8 MiB, more than the 16 MiB of a record: 34,246 such arms fit'
+    '60,000 arms of 32 features take up to 33.9 MiB, more than the 16 MiB of a record: 28,039 such arms fit'
     """
     arms, model, settings = parameters.arms, parameters.model, parameters.settings
     size = largest_size(arms, model, settings)
