@@ -6,17 +6,21 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import numpy as np
 from msgspec import to_builtins
 
 from worker.cli.options.catalog import check_id, features_of_pairs, read_arms
 from worker.cli.options.parser import JSON, CommandSpec, Option, number, pair
 from worker.cli.options.target import LearnerControl, action, control, in_force, version_facts
+from worker.console import listing as listed
 from worker.console import note, table, write_result
 from worker.errors import InputError
-from worker.stream.catalogue import catalogue_difference, describe_changes, entry_of
+from worker.stream.ad_figures import AdTable, document, period
+from worker.stream.catalogue import catalogue_difference, describe_changes
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
 from worker.stream.features import Feature
 from worker.stream.parameters import Parameters
@@ -31,37 +35,58 @@ FILE = Option("file", "ads as they should be: JSON, CSV or TOML with arm, reward
 DRY_RUN = Option("dry-run", "preview of the changes, without publishing them", flag=True, default=False)
 YES = Option("yes", "publication of the changes without a confirmation", flag=True, default=False)
 
+TODAY = Option("today", "figures of the current day, UTC, in the table", flag=True, default=False)
+
 #: Changes that are shown one by one.
 SHOWN = 200
+#: The table of the figures.
+COLUMNS = {
+    "arm": "{arm}",
+    "reward": "{reward:g}",
+    "state": "{state}",
+    "displays": "{displays:,.0f}",
+    "clicks": "{clicks:,.0f}",
+    "rate": "{click_rate:.2%}",
+    "revenue": "{revenue:,.2f}",
+    "per 1,000 sessions": "{revenue_per_thousand:,.2f}",
+    "answered": "{answer_rate:.0%}",
+    "explored": "{explored_share:.0%}",
+    "note": "{note}",
+}
 
 
 def listing(options: argparse.Namespace) -> None:
-    """Show all arms, with the share of users who go on after them, and features."""
+    """Show the figures of all ads, those with the highest revenue first, and why an ad does badly.
+
+    They are of the windows closed so far: since the start, or with --today of the current day, UTC.
+    """
     newest = control(options).history()[-1]
     features = newest.settings.features
     names = [] if features is None else [feature.name for feature in features.ads]
-    rates = [] if newest.rates is None else newest.rates.arms.tolist()
-    displays = [] if newest.answers is None else newest.answers.displayed.sum(axis=0).tolist()
-    lowest = _lowest(newest)
-    arms, rows = [], []
-    for index, arm in enumerate(newest.arms):
-        document, row = _document(entry_of(arm)), [arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired"]
-        if rates:
-            document |= {"answer_rate": rates[index], "displays": displays[index]}
-            row += [f"{rates[index]:.1%}{' (lowest)' if index == lowest else ''}", f"{displays[index]:,.0f}"]
-        arms.append(document)
-        rows.append([*row, *_shown(arm, names)])
-    answered = ["go on", "without a click"] if rates else []
-    shown = table(["arm", "reward", "state", *answered, *names], rows)
-    write_result(options.json, {"version": newest.version, "arms": arms}, shown)
+    rows = []
+    for ad in AdTable(newest).ads():
+        figures, state = ad.today if options.today else ad.total, "active" if ad.arm.active else "retired"
+        shown = asdict(figures) | {"arm": ad.arm.arm, "reward": ad.arm.reward, "state": state, "note": ad.note or ""}
+        rows.append(shown | dict(zip(names, _shown(ad.arm, names), strict=True)))
+    if options.today:
+        rows.sort(key=lambda row: -row["revenue"])
+    columns = COLUMNS | {name: f"{{{name}}}" for name in names}
+    write_result(options.json, document(newest), f"{_period(newest, options.today)}\n{listed(columns, rows)}")
 
 
-def _lowest(newest: Parameters) -> int | None:
-    """Return the active ad after which fewest users go on; None if there is no such difference."""
-    if newest.rates is None:
-        return None
-    rates = {index: float(newest.rates.arms[index]) for index, arm in enumerate(newest.arms) if arm.active}
-    return min(rates, key=rates.__getitem__) if len(set(rates.values())) > 1 else None
+def _period(newest: Parameters, today: bool) -> str:
+    """Return the time that the figures are of, as a line."""
+    of = period(newest)
+    if not of["sessions"]:
+        return "no window with sessions is closed yet"
+    until = _time(of["until"])
+    if today:
+        return f"{of['day']}, until {until} (UTC): {of['sessions_today']:,} sessions"
+    return f"since {_time(of['since'])}, until {until} (UTC): {of['sessions']:,} sessions"
+
+
+def _time(milliseconds: int) -> str:
+    return str(np.datetime64(milliseconds // 60_000, "m")).replace("T", " ")
 
 
 def _document(entry: ArmEntry) -> dict[str, Any]:
@@ -189,7 +214,7 @@ COMMAND = CommandSpec(
         "adcascade arms sync arms.csv --broker kafka:9092 --dry-run",
     ),
     actions=(
-        _action("list", listing, "", JSON),
+        _action("list", listing, "", TODAY, JSON),
         _action("add", add, "winter-coat --reward 1.20", ARM, REWARD, FEATURE, JSON),
         _action("price", price, "winter-coat --reward 0.90", ARM, REWARD, JSON),
         _action("retire", retire, "winter-coat", ARM, JSON),

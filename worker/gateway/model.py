@@ -67,7 +67,12 @@ class PublishedModel:
                     self.adopt(parameters)
 
     def adopt(self, parameters: Parameters) -> None:
-        """Use a version if it is newer than the present one."""
-        if parameters.version > self.version:
+        """Use a version if it is newer than the present one, or the same from a newer position, with its accounts."""
+        known = self.planner
+        if known is None or parameters.version > known.parameters.version:
             self.planner = SlatePlanner(parameters)
             self._on_newest(parameters)
+        elif (
+            parameters.sha256 == known.parameters.sha256 and parameters.journal_offset > known.parameters.journal_offset
+        ):
+            known.parameters = parameters

@@ -27,6 +27,7 @@ from worker.http.service import AdRequest, Answer, UnavailableError, fallback_an
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.slates import SlatePlanner
 
@@ -43,6 +44,10 @@ class KafkaAdService:
         self, exchange: Exchange, model: PublishedModel, limits: Limits, *, clock: Callable[[], int] = wall_clock
     ) -> None:
         self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
+
+    def newest(self) -> Parameters:
+        """Return the newest version that is published."""
+        return self._planner().parameters
 
     def ready(self) -> str | None:
         """Return why no requests can be answered."""

@@ -41,6 +41,7 @@ from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
 from worker.stream.feedback import check_token
+from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.serving import Serving
 from worker.stream.session import Session
@@ -113,6 +114,10 @@ class ServeRunner:
         self.serving.acknowledged(store.progress)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def newest(self) -> Parameters:
+        """Return the newest version."""
+        return self.versions.newest
 
     def ready(self) -> str | None:
         """Return None, or why no requests can be taken."""

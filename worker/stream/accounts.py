@@ -14,14 +14,17 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from worker.bandit.arrays import Floats, frozen_array
 from worker.errors import InputError
+from worker.stream.events import MOST, described
 from worker.stream.joining import ClosedWindow
 
 if TYPE_CHECKING:  # a version has accounts
@@ -32,6 +35,26 @@ DAY: Final = 86_400_000
 ROWS: Final = ("displays", "clicks", "revenue", "answered", "explored")
 #: What a sum is cut to that leaves the floating-point range.
 _LARGEST: Final = 1e300
+#: Bytes of the record of accounts without sums.
+_RECORD_BYTES: Final = 192
+
+_WHOLE: Final[dict[str, Any]] = {"minimum": 0, "maximum": MOST}
+_PACKED: Final[dict[str, Any]] = {"contentEncoding": "base64", "pattern": "^[A-Za-z0-9+/]*={0,2}$"}
+
+
+class AccountsRecord(Struct, frozen=True, kw_only=True):
+    """Sums of the windows that are closed, per ad. A journaled session stands for 1/share sessions.
+
+    The sums are base64 of little-endian float64 numbers, shape (5, K): displays, clicks, revenue, answered displays and
+    explored displays. Ads that were added since the last closed window may be missing.
+    """
+
+    since: Annotated[int, described("Start of the first window.", **_WHOLE)]
+    day: Annotated[int, described("Day of the last window, UTC, in days since the epoch.", **_WHOLE)]
+    sessions: Annotated[int, Meta(ge=0, description="Sessions of all windows.")]
+    sessions_today: Annotated[int, Meta(ge=0, description="Sessions of that day.")]
+    total: Annotated[str, described("Sums of all windows.", **_PACKED)]
+    today: Annotated[str, described("Sums of that day.", **_PACKED)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,8 +108,40 @@ class Accounts:
             today=self.today.plus(sums) if day == self.day else sums,
         )
 
+    def document(self) -> dict[str, Any]:
+        """Return the fields of an `AccountsRecord`."""
+        sessions = {"sessions": self.total.sessions, "sessions_today": self.today.sessions}
+        sums = {"total": _packed(self.total), "today": _packed(self.today)}
+        return {"since": self.since, "day": self.day, **sessions, **sums}
+
+    @classmethod
+    def read(cls, record: AccountsRecord, arms: int) -> Accounts:
+        """Return the accounts in the record of a version with so many arms; raise `InputError` if they do not fit."""
+        total, today = _unpacked(record.sessions, record.total), _unpacked(record.sessions_today, record.today)
+        if max(total.ads.shape[1], today.ads.shape[1]) > arms:
+            raise InputError(f"accounts have more ads than the {arms} of the catalogue")
+        return cls(since=record.since, day=record.day, total=total, today=today)
+
 
 NOTHING: Final = Accounts()
+
+
+def accounts_size(arms: int) -> int:
+    """Return the most bytes that the record of accounts can have."""
+    return _RECORD_BYTES + 2 * 4 * (8 * len(ROWS) * arms // 3 + 1)
+
+
+def _packed(sums: Sums) -> str:
+    return b64encode(sums.ads.astype("<f8").tobytes()).decode()
+
+
+def _unpacked(sessions: int, packed: str) -> Sums:
+    try:
+        return Sums(
+            sessions=sessions, ads=np.frombuffer(b64decode(packed, validate=True), "<f8").reshape(len(ROWS), -1)
+        )
+    except ValueError as error:
+        raise InputError(f"accounts are damaged: {error}") from None
 
 
 def window_sums(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]) -> Sums:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from worker.bandit.arrays import Floats
-from worker.stream.accounts import Sums
+from worker.bandit.arrays import Floats, Ints
+from worker.stream.accounts import ROWS
 from worker.stream.episodes import COLLAPSED, LEAST_DISPLAYS, answering
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
@@ -49,58 +49,77 @@ class AdFigures:
 
     def document(self) -> dict[str, Any]:
         """Return it for machines."""
-        return {
-            **{"arm": self.arm.arm, "reward": self.arm.reward, "active": self.arm.active},
-            **({"features": dict(self.arm.features)} if self.arm.features else {}),
-            **{"total": asdict(self.total), "today": asdict(self.today)},
-            **{"note": self.note, "does_badly": self.is_bad},
-        }
+        arm = {"arm": self.arm.arm, "reward": self.arm.reward, "active": self.arm.active}
+        features = {"features": dict(self.arm.features)} if self.arm.features else {}
+        figures = {"total": asdict(self.total), "today": asdict(self.today)}
+        return {**arm, **features, **figures, "note": self.note, "does_badly": self.is_bad}
 
 
-def ad_figures(parameters: Parameters) -> list[AdFigures]:
-    """Return the figures of all ads, those with the highest revenue first.
+class AdTable:
+    """The figures of all ads of a version; `order` has the indices of the ads by falling revenue.
 
     >>> from dataclasses import replace
-    >>> from worker.stream.accounts import Accounts
+    >>> from worker.stream.accounts import Accounts, Sums
     >>> from worker.stream.settings import LearningSettings
     >>> first = Parameters.first(LearningSettings(dim=1), tuple(Arm(arm=name, reward=2) for name in "abcd"))
     >>> sums = np.array([[900, 800, 500, 9], [90, 80, 2, 0], [180, 160, 4, 0], [900, 700, 500, 0], [0, 0, 0, 9]])
-    >>> version = replace(first, accounts=Accounts(total=Sums(sessions=1000, ads=sums)))
-    >>> [(one.arm.arm, one.total.revenue_per_thousand, one.note) for one in ad_figures(version)]
+    >>> table = AdTable(replace(first, accounts=Accounts(total=Sums(sessions=1000, ads=sums))))
+    >>> [(ad.arm.arm, ad.total.revenue_per_thousand, ad.note) for ad in table.ads()]
     [('a', 180.0, None), ('b', 160.0, None), ('c', 4.0, 'hardly clicked'), ('d', 0.0, 'new: 9 displays')]
     """
-    accounts, arms = parameters.accounts, parameters.arms
-    total, today = accounts.total.of(len(arms)), accounts.today.of(len(arms))
-    reasons = _reasons(parameters, total)
-    ads = []
-    for index, arm in enumerate(arms):
-        few = arm.active and total[0, index] < LEAST_DISPLAYS
-        ads.append(
-            AdFigures(
-                arm=arm,
-                total=_figures(total[:, index], accounts.total.sessions),
-                today=_figures(today[:, index], accounts.today.sessions),
-                note=reasons.get(index, f"new: {total[0, index]:,.0f} displays" if few else None),
-                is_bad=index in reasons,
-            )
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._accounts, self._arms = parameters.accounts, parameters.arms
+        self._total, self._today = (of.of(len(self._arms)) for of in (self._accounts.total, self._accounts.today))
+        self._reasons = _reasons(parameters, self._total)
+        self._active = np.array([arm.active for arm in self._arms], dtype=bool)
+        self.order = np.argsort(-self._total[ROWS.index("revenue")], kind="stable")
+
+    def ads(self, indices: Ints | None = None) -> list[AdFigures]:
+        """Return the figures of ads, by default of all by falling revenue."""
+        return [self._ad(index) for index in (self.order if indices is None else indices).tolist()]
+
+    def best_and_worst(self, most: int) -> tuple[list[AdFigures], list[AdFigures]]:
+        """Return active ads: `most` with the highest revenue, and of the others those that do badly first.
+
+        Of those, the ones with most displays come first, because they cost most.
+        """
+        order = self.order[self._active[self.order]]
+        best, others = order[:most], order[most:]
+        good = np.array([index not in self._reasons for index in others.tolist()], dtype=bool)
+        displays = self._total[0, others]
+        worst = others[np.lexsort((-displays, good))][:most]
+        return self.ads(best), self.ads(worst)
+
+    def _ad(self, index: int) -> AdFigures:
+        arm, displays = self._arms[index], float(self._total[0, index])
+        few = f"new: {displays:,.0f} displays" if arm.active and displays < LEAST_DISPLAYS else None
+        return AdFigures(
+            arm=arm,
+            total=_figures(self._total[:, index], self._accounts.total.sessions),
+            today=_figures(self._today[:, index], self._accounts.today.sessions),
+            note=self._reasons.get(index, few),
+            is_bad=index in self._reasons,
         )
-    return sorted(ads, key=lambda one: -one.total.revenue)
 
 
-def document(parameters: Parameters) -> dict[str, Any]:
-    """Return all figures for machines; times are in milliseconds, the day is one of UTC."""
+def period(parameters: Parameters) -> dict[str, Any]:
+    """Return the time that the figures are of, in milliseconds, the day, UTC, and the numbers of sessions."""
     accounts = parameters.accounts
     counted = accounts.total.sessions > 0
-    day = str(np.datetime64(accounts.day, "D"))  # for any year, unlike datetime
     return {
         "version": parameters.version,
         "since": accounts.since if counted else None,
         "until": parameters.window_end if counted else None,
         "sessions": accounts.total.sessions,
-        "day": day if counted else None,
+        "day": str(np.datetime64(accounts.day, "D")) if counted else None,  # of any year, unlike datetime
         "sessions_today": accounts.today.sessions,
-        "arms": [one.document() for one in ad_figures(parameters)],
     }
+
+
+def document(parameters: Parameters) -> dict[str, Any]:
+    """Return the figures of all ads for machines."""
+    return {**period(parameters), "arms": [ad.document() for ad in AdTable(parameters).ads()]}
 
 
 def _figures(sums: Floats, sessions: int) -> Figures:
@@ -129,6 +148,5 @@ def _reasons(parameters: Parameters, sums: Floats) -> dict[int, str]:
     for place in np.flatnonzero(known & (earned < COLLAPSED * usual)).tolist():
         few = rate[place] < COLLAPSED * often
         reasons[int(judged[place])] = "hardly clicked" if few else "low revenue per display"
-    answered, indices = answering(parameters, most=len(parameters.arms)), parameters.indices
-    mute = () if answered is None else answered.unanswered
-    return reasons | {indices[arm]: "hardly ever answered" for arm in mute}
+    answered = answering(parameters)
+    return reasons | dict.fromkeys(answered.indices if answered else (), "hardly ever answered")

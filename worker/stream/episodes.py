@@ -53,22 +53,27 @@ class AnsweredArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answering:
-    """The active ads that are answered least; `collapsed` counts those that hardly ever get an answer.
+    """The active ads that are answered least. One that hardly ever gets an answer has collapsed.
 
-    `lowest` has the first of them, those that have collapsed first.
+    `lowest` has at most `MOST_NAMED` ads, those that have collapsed first; `indices` has all that have collapsed.
     """
 
-    lowest: tuple[AnsweredArm, ...]
-    collapsed: int
+    lowest: tuple[AnsweredArm, ...] = ()
+    indices: tuple[int, ...] = ()
+
+    @property
+    def collapsed(self) -> int:
+        """The number of ads that have collapsed."""
+        return len(self.indices)
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The ids of the ads that have collapsed, as far as `lowest` has them."""
+        """The ids of the ads that have collapsed, at most `MOST_NAMED`."""
         return tuple(one.arm for one in self.lowest[: self.collapsed])
 
 
-def answering(parameters: Parameters, most: int = MOST_NAMED) -> Answering | None:
-    """Return which active ads are answered least, at most `most`; None where it is not learned who goes on.
+def answering(parameters: Parameters) -> Answering | None:
+    """Return which active ads are answered least; None where it is not learned who goes on.
 
     An ad has collapsed if hardly anybody goes on after it, and it gets hardly any clicks: the share of its displays
     with any feedback is f_k + (1 − f_k) ρ_k, for the average user. One of the two alone is a matter of taste.
@@ -90,17 +95,17 @@ def answering(parameters: Parameters, most: int = MOST_NAMED) -> Answering | Non
     active = np.array([arm.active for arm in parameters.arms], dtype=bool)
     displays = counts.displayed.sum(axis=0)
     if not active.any():
-        return Answering(lowest=(), collapsed=0)
+        return Answering()
     clicked = sigmoid(parameters.model.biases)
     answered = clicked + (1 - clicked) * np.minimum(1.0, rates.arms)
     usual, usually = (median(shares[active].tolist()) for shares in (rates.arms, answered))  # numpy's is slow to load
     judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS) & (displays * usual >= LEAST_PASSES))
     collapsed = (rates.arms < COLLAPSED * usual) & (answered < COLLAPSED * usually)
-    order = judged[np.lexsort((answered[judged], ~collapsed[judged]))][:most].tolist()
+    order = judged[np.lexsort((answered[judged], ~collapsed[judged]))][:MOST_NAMED].tolist()
     lowest = tuple(
         AnsweredArm(arm=parameters.arms[k].arm, rate=float(answered[k]), displays=int(displays[k])) for k in order
     )
-    return Answering(lowest=lowest, collapsed=int(collapsed[judged].sum()))
+    return Answering(lowest=lowest, indices=tuple(judged[collapsed[judged]].tolist()))
 
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ is written in `version_records.py`; here it is read and checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
-from worker.stream.accounts import NOTHING, Accounts, Sums
+from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
@@ -371,21 +371,10 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         standardisation=standardisation,
         pending=pending,
         kernels=record.kernels,
-        accounts=_accounts(record, read),
+        accounts=NOTHING if record.accounts is UNSET else Accounts.read(record.accounts, len(record.arms)),
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in PLAIN},
     )
-
-
-def _accounts(record: VersionRecord, read: Callable[[str], Floats]) -> Accounts:
-    given = record.accounts
-    if given is UNSET:
-        return NOTHING
-    total = Sums(sessions=given.sessions, ads=read("accounts.total"))
-    today = Sums(sessions=given.sessions_today, ads=read("accounts.today"))
-    if max(total.ads.shape[1], today.ads.shape[1]) > len(record.arms):
-        raise ParametersError("accounts has more ads than the catalogue")
-    return Accounts(since=given.since, day=given.day, total=total, today=today)
 
 
 def _dim(record: VersionRecord, model: ClickModel) -> int:

@@ -28,7 +28,7 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
-from worker.stream.accounts import ROWS
+from worker.stream.accounts import NOTHING, AccountsRecord, accounts_size
 from worker.stream.chance import ALL
 from worker.stream.contexts import LEAST_SESSIONS, SCALES
 from worker.stream.events import (
@@ -119,20 +119,6 @@ class SharesRecord(Struct, frozen=True, kw_only=True):
 
     exploring: Probability
     others: Probability
-
-
-class AccountsRecord(Struct, frozen=True, kw_only=True):
-    """Sums of the windows closed so far, per ad: displays, clicks, revenue, answered and explored displays.
-
-    A journaled session stands for 1/share sessions. Ads that were added since the last closed window may be missing.
-    """
-
-    since: Annotated[int, described("Start of the first window.", **_WHOLE)]
-    day: Annotated[int, described("Day of the last window, UTC, in days since the epoch.", **_WHOLE)]
-    sessions: Annotated[int, described("Sessions since then.", minimum=0)]
-    sessions_today: Annotated[int, described("Sessions of that day.", minimum=0)]
-    total: Annotated[Array, described("Sums since then, shape (5, K).")]
-    today: Annotated[Array, described("Sums of that day, shape (5, K).")]
 
 
 class PrecisionRecord(Struct, frozen=True, kw_only=True):
@@ -294,17 +280,8 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
 #: Fields of a version that its record has under the same name.
 PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
-    *(
-        "folds",
-        "clock",
-        "kept",
-        "changes",
-        "observations",
-        "expected_sessions",
-        "explore_budget",
-        "thresholds",
-        "radius",
-    ),
+    *("folds", "clock", "kept", "changes", "observations", "expected_sessions", "explore_budget", "thresholds"),
+    "radius",
 )
 #: Settings that a record has only if they are set.
 _OPTIONAL: Final = ("features", "learn_at_most")
@@ -351,16 +328,9 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["kernels"] = parameters.kernels
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
-    arrays, accounts = arrays_of(parameters), parameters.accounts
-    if accounts.total.sessions:
-        document["accounts"] = {
-            "since": accounts.since,
-            "day": accounts.day,
-            "sessions": accounts.total.sessions,
-            "sessions_today": accounts.today.sessions,
-        }
-        arrays |= {"accounts.total": accounts.total.ads, "accounts.today": accounts.today.ads}
-    for name, array in arrays.items():
+    if parameters.accounts != NOTHING:
+        document["accounts"] = parameters.accounts.document()
+    for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")
         target = document
         for part in outer:
@@ -427,14 +397,13 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
     sizes = [array.size for array in model.pack().values()]
-    sizes += [len(ROWS) * len(arms)] * 2  # accounts
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
         sizes += [settings.dim] * len(SCALES)
         sizes += [(LEAST_SESSIONS - 1) * settings.dim, *[(LEAST_SESSIONS - 1) * settings.horizon] * 4]  # pending
     packed = sum(_PER_ARRAY + 4 * (8 * size // 3 + 1) for size in sizes)
-    return RESERVE + ids + _PER_ARM * len(arms) + features + declared + packed
+    return RESERVE + ids + accounts_size(len(arms)) + _PER_ARM * len(arms) + features + declared + packed
 
 
 def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:

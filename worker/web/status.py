@@ -18,7 +18,17 @@ from worker import __version__
 from worker.http.pages import BROWSER_HEADERS, Page, Route, page_of_file
 from worker.metrics import Metrics, Snapshot
 from worker.metrics.exposition import open_sessions
-from worker.web.figures import columns, lately, least_answered, positions, recent, recent_users, top_arms, version
+from worker.web.figures import (
+    columns,
+    lately,
+    least_answered,
+    positions,
+    recent,
+    recent_users,
+    shown_ads,
+    top_arms,
+    version,
+)
 
 FRESH: Final = 0.5  # seconds for which an answer is reused
 RECENT_WINDOWS: Final = 10
@@ -105,6 +115,7 @@ class StatusDocument:
             "positions": positions(snapshot),
             "parameters": version(snapshot, time),
             "arms": [] if snapshot.parameters is None else top_arms(snapshot.parameters, users),
+            "ads": None if snapshot.parameters is None else shown_ads(snapshot.parameters),
             "answered": least_answered(snapshot),
             "features": recent_users(snapshot.parameters, users),
             "users": len(users),
