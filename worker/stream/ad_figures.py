@@ -80,15 +80,17 @@ class AdTable:
         return [self._ad(index) for index in (self.order if indices is None else indices).tolist()]
 
     def best_and_worst(self, most: int) -> tuple[list[AdFigures], list[AdFigures]]:
-        """Return active ads: `most` with the highest revenue, and of the others those that do badly first.
+        """Return active ads: `most` with the highest revenue, and as many of the others.
 
-        Of those, the ones with most displays come first, because they cost most.
+        Of those, the ones that do badly come first, by displays: they cost most. Then those that earn least per display,
+        and last those with few displays.
         """
         order = self.order[self._active[self.order]]
         best, others = order[:most], order[most:]
-        good = np.array([index not in self._reasons for index in others.tolist()], dtype=bool)
-        displays = self._total[0, others]
-        worst = others[np.lexsort((-displays, good))][:most]
+        displays, revenue = self._total[0, others], self._total[ROWS.index("revenue"), others]
+        bad, few = np.isin(others, list(self._reasons)), displays < LEAST_DISPLAYS
+        within = np.where(bad | few, -displays, revenue / np.maximum(1.0, displays))
+        worst = others[np.lexsort((within, ~bad & few, ~bad))][:most]
         return self.ads(best), self.ads(worst)
 
     def _ad(self, index: int) -> AdFigures:

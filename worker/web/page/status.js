@@ -210,13 +210,13 @@ function showArms({ arms, users, parameters }) {
 function showAds({ ads }) {
   const create = () => make("tr", {}, make("th", { scope: "row" }), ...Array.from({ length: 10 }, () => make("td")));
   fillRows("ads", ads?.sessions ? ads.ads : [], "No window with sessions is closed yet.", create, (row, { arm, total, today, note, does_badly }) => {
-    row.className = does_badly ? "dead" : "";
+    row.className = `${does_badly ? "dead" : ""} ${row.sectionRowIndex === ads.top ? "below" : ""}`;
     row.cells[0].textContent = row.cells[0].title = arm;
     [count(total.displays), count(total.clicks), percent(total.click_rate), short(total.revenue), short(total.revenue_per_thousand),
       percent(total.answer_rate), percent(total.explored_share), count(today.displays), short(today.revenue), note ?? ""].forEach((text, index) => { row.cells[index + 1].textContent = text; });
   }, 11);
   if (!ads?.sessions) return;
-  const others = ads.hidden || ads.ads.length > ads.top ? `, then those that do badly or are shown most${ads.hidden ? ` (${count(ads.hidden)} more in adcascade arms list)` : ""}` : "";
+  const others = ads.hidden || ads.ads.length > ads.top ? `; below the line, those that do badly, or earn least per display${ads.hidden ? ` (${count(ads.hidden)} more: adcascade arms list)` : ""}` : "";
   const since = new Date(ads.since).toISOString();
   setText("ads-lead", `Closed windows, ${count(ads.sessions)} sessions since ${since.slice(0, 10)} ${since.slice(11, 16)} UTC; today is ${ads.day} (UTC), ${count(ads.sessions_today)} sessions. Highest revenue first${others}.`);
 }
