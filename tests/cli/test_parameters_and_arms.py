@@ -14,7 +14,6 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
-from worker.bandit.answers import AnswerCounts
 from worker.bandit.personal import PersonalModel
 from worker.cli.arms import in_force
 from worker.embedded.runner import Embedded
@@ -152,7 +151,7 @@ def test_an_import_adds_the_arms_that_are_missing_and_refuses_what_does_not_fit(
     ask("parameters rollback 0")
     assert ask(f"parameters rollback {file}")["version"] == exported.version + 2
     assert ask("parameters show")["observations"] == exported.observations
-    assert [arm["arm"] for arm in ask("arms list")["arms"]] == [arm.arm for arm in ARMS]
+    assert {arm["arm"] for arm in ask("arms list")["arms"]} == {arm.arm for arm in ARMS}
     wide.write_bytes(encode_parameters(Parameters.first(replace(exported.settings, dim=9), ARMS)))
     refusal = say(f"parameters import {wide}", code=1)
     assert "refused: these parameters have dim 9, the present ones 3" in refusal
@@ -243,22 +242,27 @@ def test_the_parameters_of_another_model_are_refused(say: Say, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("learned", ["additive"], indirect=True)
-def test_arms_are_listed_with_answer_rates_and_features(ask: Ask, say: Say, tmp_path: Path) -> None:
-    first = Parameters.first(settings(), tuple(replace(arm, features={"size": k}) for k, arm in enumerate(ARMS)))
-    displayed = np.full((3, 4), 50.0)
-    mute = AnswerCounts(displayed=displayed, answered=displayed * [1.0, 1.0, 0.0, 1.0])
-    file, other = tmp_path / "mute.json", tmp_path / "other"
-    file.write_bytes(encode_parameters(replace(first, answers=mute)))
+def test_arms_are_listed_with_figures_and_features_by_revenue(ask: Ask, say: Say, tmp_path: Path) -> None:
+    other = tmp_path / "other"
     with StateFolder(other) as state:
-        Embedded(first.settings, first.arms, partitions=1, state=state)
-    ask(f"parameters import {file}", state=other)
-    listed = ask("arms list", state=other)["arms"]
-    assert [arm["features"] for arm in listed] == [{"size": float(k)} for k in range(4)]
-    rates = [arm["answer_rate"] for arm in listed]
-    assert min(rates) == rates[2] < 0.2
-    assert {arm["displays"] for arm in listed} == {150.0}
-    (marked,) = [line for line in say("arms list", state=other).splitlines() if "(lowest)" in line]
-    assert marked.startswith("ad-2")
+        arms = tuple(replace(arm, features={"size": k}) for k, arm in enumerate(ARMS))
+        runner = Embedded(settings(), arms, partitions=1, state=state)
+        assert say("arms list", state=other).startswith("no window with sessions is closed yet\narm ")
+        deliver(runner, arrivals(200, seconds=40), live=True)
+        finish(runner)
+        newest = runner.versions.newest
+    listed = ask("arms list", state=other)
+    assert (listed["sessions"], listed["day"], listed["until"]) == (200, "2023-11-14", newest.window_end)
+    revenues = [arm["total"]["revenue"] for arm in listed["arms"]]
+    assert revenues == sorted(revenues, reverse=True)
+    assert {arm["arm"]: arm["features"] for arm in listed["arms"]} == {f"ad-{k}": {"size": float(k)} for k in range(4)}
+    assert sum(arm["total"]["displays"] for arm in listed["arms"]) == newest.observations
+    since, header, first, *_ = say("arms list", state=other).splitlines()
+    assert since == "since 2023-11-14 22:13, until 2023-11-14 22:13 (UTC): 200 sessions"
+    assert header.split()[:8] == ["arm", "reward", "state", "displays", "clicks", "rate", "revenue", "per"]
+    best = listed["arms"][0]
+    assert first.split()[:4] == [best["arm"], f"{best['reward']:g}", "active", f"{best['total']['displays']:.0f}"]
+    assert say("arms list --today", state=other).startswith("2023-11-14, until 2023-11-14 22:13 (UTC): 200 sessions\n")
 
 
 def test_an_arm_is_added_priced_retired_and_brought_back(ask: Ask) -> None:
