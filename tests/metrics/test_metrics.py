@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
+import numpy as np
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -18,9 +19,11 @@ from tests.metrics.episodes import WINDOW, an_episode
 from tests.programs import needs
 from worker.embedded.state import StateFolder
 from worker.metrics import CATALOGUE, CONSUMED, IDENTITIES, Histogram, Metrics
+from worker.metrics.catalogue import MOST_ADS
 from worker.metrics.history import DURATION_BOUNDS, MOST_MARKS, MOST_WINDOWS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
+from worker.stream.accounts import ROWS, Accounts, Sums
 from worker.stream.chance import Shares
 from worker.stream.events import DEAD_LETTER_REASONS
 from worker.stream.parameters import Parameters
@@ -70,8 +73,9 @@ def test_names_follow_the_rules_of_prometheus(spec):
 
 
 def test_metrics_and_catalogue_agree_on_names_and_label_values(ran):
-    metrics, _ = ran
+    metrics, demo = ran
     found = samples(metrics)
+    ads = {arm.arm for arm in demo.parameters.arms}
     assert [family.name for family in metrics.registry.collect()] == [
         spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name for spec in CATALOGUE
     ]
@@ -81,7 +85,7 @@ def test_metrics_and_catalogue_agree_on_names_and_label_values(ran):
             continue
         for labels in found[spec.name]:
             assert [name for name, _ in labels] == sorted(spec.labels)
-            assert all(value in spec.labels[name] for name, value in labels)
+            assert all(value in (ads if name == "arm" else spec.labels[name]) for name, value in labels)
 
 
 def test_both_text_formats_can_be_parsed(ran):
@@ -107,6 +111,27 @@ def test_positions_beyond_the_last_label_share_one():
     clicks = samples(metrics)["adcascade_clicks_total"]
     assert clicks[("position", "more"),] == 6
     assert clicks[("position", "20"),] == 2
+
+
+def test_ads_have_the_sums_of_the_newest_version(ran):
+    metrics, demo = ran
+    found, total = samples(metrics), demo.parameters.accounts.total
+    for name, row in zip(ROWS, total.ads.tolist(), strict=True):
+        series = found[f"adcascade_ad_{name}_total"]
+        assert [series[("arm", arm.arm),] for arm in demo.parameters.arms] == row
+    assert found["adcascade_ad_sessions_total"] == {(): total.sessions}
+    assert total.sessions == found["adcascade_episode_sessions_total"][()] > 0
+
+
+def test_of_many_ads_those_with_the_highest_revenue_have_series():
+    metrics = Metrics()
+    arms = tuple(Arm(arm=f"ad-{k}", reward=1.0) for k in range(MOST_ADS + 5))
+    ads = np.zeros((len(ROWS), len(arms)))
+    ads[ROWS.index("revenue")] = np.arange(len(arms))
+    first = Parameters.first(LearningSettings(dim=1, model="additive"), arms)
+    metrics.version(replace(first, accounts=Accounts(total=Sums(sessions=1, ads=ads))))
+    shown = {labels[0][1] for labels in samples(metrics)["adcascade_ad_clicks_total"]}
+    assert shown == {f"ad-{k}" for k in range(5, MOST_ADS + 5)}
 
 
 # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -82,8 +82,8 @@ class AdTable:
     def best_and_worst(self, most: int) -> tuple[list[AdFigures], list[AdFigures]]:
         """Return active ads: `most` with the highest revenue, and as many of the others.
 
-        Of those, the ones that do badly come first, by displays: they cost most. Then those that earn least per display,
-        and last those with few displays.
+        Of those, the ones that do badly come first, by displays: they cost most. Then come those that earn least per
+        display, and last those with few displays.
         """
         order = self.order[self._active[self.order]]
         best, others = order[:most], order[most:]
