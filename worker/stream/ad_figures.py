@@ -1,9 +1,9 @@
 """The figures of each ad, from the accounts of a version, and why an ad does badly, in words.
 
 An ad does badly if users hardly ever answer it (`episodes.py`), or if a display of it earns less than a quarter of what
-a display usually earns: the median over the active ads with enough displays. Either it is hardly clicked then, or its
-clicks earn little. It is judged from as many displays as would usually bring in the revenue of ten of its clicks. An
-ad that pays much and is rarely clicked does well.
+a display usually earns: the median over the active ads with enough displays. It is hardly clicked if its clicks are
+further below the median than its price is; else its price is the reason. It is judged from as many displays as would
+usually bring in the revenue of ten of its clicks. An ad that pays much and is rarely clicked does well.
 """
 
 from __future__ import annotations
@@ -145,10 +145,11 @@ def _reasons(parameters: Parameters, sums: Floats) -> dict[int, str]:
     reasons = {}
     with np.errstate(all="ignore"):
         earned, rate = revenue[judged] / displays[judged], clicks[judged] / displays[judged]
-        usual, often = (median(shares.tolist()) if len(judged) else 0.0 for shares in (earned, rate))
-        known = usual * displays[judged] >= LEAST_CLICKS * parameters.rewards[judged]
+        rewards = parameters.rewards[judged]
+        usual, often, price = (median(one.tolist()) if len(judged) else 0.0 for one in (earned, rate, rewards))
+        known = usual * displays[judged] >= LEAST_CLICKS * rewards
+        few = rate * price < often * rewards  # clicks are further below the usual than the price is
     for place in np.flatnonzero(known & (earned < COLLAPSED * usual)).tolist():
-        few = rate[place] < COLLAPSED * often
-        reasons[int(judged[place])] = "hardly clicked" if few else "low revenue per display"
+        reasons[int(judged[place])] = "hardly clicked" if few[place] else "low revenue per display"
     answered = answering(parameters)
     return reasons | dict.fromkeys(answered.indices if answered else (), "hardly ever answered")
