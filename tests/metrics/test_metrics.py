@@ -113,25 +113,16 @@ def test_positions_beyond_the_last_label_share_one():
     assert clicks[("position", "20"),] == 2
 
 
-def test_ads_have_the_sums_of_the_newest_version(ran):
-    metrics, demo = ran
-    found, total = samples(metrics), demo.parameters.accounts.total
-    for name, row in zip(ROWS, total.ads.tolist(), strict=True):
-        series = found[f"adcascade_ad_{name}_total"]
-        assert [series[("arm", arm.arm),] for arm in demo.parameters.arms] == row
-    assert found["adcascade_ad_sessions_total"] == {(): total.sessions}
-    assert total.sessions == found["adcascade_episode_sessions_total"][()] > 0
-
-
-def test_of_many_ads_those_with_the_highest_revenue_have_series():
-    metrics = Metrics()
+def test_ads_have_the_sums_of_the_newest_version_those_with_the_highest_revenue_if_there_are_many():
     arms = tuple(Arm(arm=f"ad-{k}", reward=1.0) for k in range(MOST_ADS + 5))
-    ads = np.zeros((len(ROWS), len(arms)))
-    ads[ROWS.index("revenue")] = np.arange(len(arms))
-    first = Parameters.first(LearningSettings(dim=1, model="additive"), arms)
-    metrics.version(replace(first, accounts=Accounts(total=Sums(sessions=1, ads=ads))))
-    shown = {labels[0][1] for labels in samples(metrics)["adcascade_ad_clicks_total"]}
-    assert shown == {f"ad-{k}" for k in range(5, MOST_ADS + 5)}
+    sums = Sums(sessions=7, ads=np.add.outer(1000 * np.arange(len(ROWS)), np.arange(len(arms))))
+    metrics = Metrics()
+    metrics.version(replace(Parameters.first(LearningSettings(dim=1), arms), accounts=Accounts(total=sums)))
+    found = samples(metrics)
+    assert found["adcascade_ad_sessions_total"] == {(): 7}
+    for row, name in enumerate(ROWS):
+        expected = {(("arm", f"ad-{k}"),): 1000 * row + k for k in range(5, len(arms))}
+        assert found[f"adcascade_ad_{name}_total"] == expected
 
 
 # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────

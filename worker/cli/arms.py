@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,9 @@ from msgspec import to_builtins
 from worker.cli.options.catalog import check_id, features_of_pairs, read_arms
 from worker.cli.options.parser import JSON, CommandSpec, Option, number, pair
 from worker.cli.options.target import LearnerControl, action, control, in_force, version_facts
-from worker.console import listing as listed
 from worker.console import note, table, write_result
 from worker.errors import InputError
-from worker.stream.ad_figures import AdTable, document, period
+from worker.stream.ad_figures import all_figures
 from worker.stream.catalogue import catalogue_difference, describe_changes
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
 from worker.stream.features import Feature
@@ -34,24 +32,16 @@ FEATURE = Option(
 FILE = Option("file", "ads as they should be: JSON, CSV or TOML with arm, reward and features", positional=True)
 DRY_RUN = Option("dry-run", "preview of the changes, without publishing them", flag=True, default=False)
 YES = Option("yes", "publication of the changes without a confirmation", flag=True, default=False)
-
 TODAY = Option("today", "figures of the current day, UTC, in the table", flag=True, default=False)
 
 #: Changes that are shown one by one.
 SHOWN = 200
-#: The table of the figures.
-COLUMNS = {
-    "arm": "{arm}",
-    "reward": "{reward:g}",
-    "state": "{state}",
-    "displays": "{displays:,.0f}",
-    "clicks": "{clicks:,.0f}",
-    "rate": "{click_rate:.2%}",
-    "revenue": "{revenue:,.2f}",
-    "per 1,000 sessions": "{revenue_per_thousand:,.2f}",
-    "answered": "{answer_rate:.0%}",
-    "explored": "{explored_share:.0%}",
-    "note": "{note}",
+#: The figures of the table, with their formats.
+FIGURES = {
+    **dict.fromkeys(("displays", "clicks"), ",.0f"),
+    "click_rate": ".2%",
+    **dict.fromkeys(("revenue", "revenue_per_thousand"), ",.2f"),
+    **dict.fromkeys(("answer_rate", "explored_share"), ".0%"),
 }
 
 
@@ -63,30 +53,23 @@ def listing(options: argparse.Namespace) -> None:
     newest = control(options).history()[-1]
     features = newest.settings.features
     names = [] if features is None else [feature.name for feature in features.ads]
+    document, of = all_figures(newest), "today" if options.today else "total"
     rows = []
-    for ad in AdTable(newest).ads():
-        figures, state = ad.today if options.today else ad.total, "active" if ad.arm.active else "retired"
-        shown = asdict(figures) | {"arm": ad.arm.arm, "reward": ad.arm.reward, "state": state, "note": ad.note or ""}
-        rows.append(shown | dict(zip(names, _shown(ad.arm, names), strict=True)))
-    if options.today:
-        rows.sort(key=lambda row: -row["revenue"])
-    columns = COLUMNS | {name: f"{{{name}}}" for name in names}
-    write_result(options.json, document(newest), f"{_period(newest, options.today)}\n{listed(columns, rows)}")
+    for ad in sorted(document["arms"], key=lambda ad: -ad[of]["revenue"]):
+        figures = ["–" if ad[of][name] is None else format(ad[of][name], form) for name, form in FIGURES.items()]
+        arm = [ad["arm"], f"{ad['reward']:g}", "active" if ad["active"] else "retired"]
+        rows.append([*arm, *figures, ad["note"] or "", *_shown(ad.get("features", {}), names)])
+    header = ["arm", "reward", "state", *(name.replace("_", " ") for name in FIGURES), "note", *names]
+    write_result(options.json, document, f"{_period(document)}\n{table(header, rows)}")
 
 
-def _period(newest: Parameters, today: bool) -> str:
+def _period(document: dict[str, Any]) -> str:
     """Return the time that the figures are of, as a line."""
-    of = period(newest)
-    if not of["sessions"]:
+    if not document["sessions"]:
         return "no window with sessions is closed yet"
-    until = _time(of["until"])
-    if today:
-        return f"{of['day']}, until {until} (UTC): {of['sessions_today']:,} sessions"
-    return f"since {_time(of['since'])}, until {until} (UTC): {of['sessions']:,} sessions"
-
-
-def _time(milliseconds: int) -> str:
-    return str(np.datetime64(milliseconds // 60_000, "m")).replace("T", " ")
+    since, until = (str(np.datetime64(document[name], "ms"))[:16].replace("T", " ") for name in ("since", "until"))
+    today = f"{document['sessions_today']:,} of them on {document['day']}"
+    return f"since {since}, until {until} (UTC): {document['sessions']:,} sessions, {today}"
 
 
 def _document(entry: ArmEntry) -> dict[str, Any]:
@@ -94,8 +77,7 @@ def _document(entry: ArmEntry) -> dict[str, Any]:
     return {name: value for name, value in to_builtins(entry).items() if value is not None}
 
 
-def _shown(arm: Arm, names: Sequence[str]) -> list[str]:
-    given = dict(arm.features)
+def _shown(given: Mapping[str, float | str], names: Sequence[str]) -> list[str]:
     return [f"{value:g}" if isinstance(value := given.get(name, ""), float) else value for name in names]
 
 

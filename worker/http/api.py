@@ -16,7 +16,7 @@ from worker.http.problems import ProblemError, problem_of
 from worker.http.requests import read_arrive, read_batch, read_feedback, session_in_path
 from worker.http.service import AdRequest, AdService, Answer, UnavailableError, UnknownSessionError
 from worker.http.settings import HttpSettings, SessionQuota
-from worker.stream.ad_figures import document
+from worker.stream.ad_figures import all_figures
 from worker.stream.decoding import Rejected
 
 #: The largest batch, in bodies of the largest single request.
@@ -66,7 +66,7 @@ class HttpApi:
 
     async def _arms(self, _: web.Request) -> web.Response:
         # In a thread: a catalogue may be large.
-        body = await asyncio.to_thread(lambda: orjson.dumps(document(self._service.newest())))
+        body = await asyncio.to_thread(lambda: orjson.dumps(all_figures(self._service.newest())))
         response = web.Response(body=body, headers=_JSON)
         response.enable_compression()
         return response

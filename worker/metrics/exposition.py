@@ -72,19 +72,16 @@ def family(spec: MetricSpec, series: Mapping[tuple[str, ...], float | Histogram]
 def _labelled(snapshot: Snapshot) -> dict[str, Series]:
     active = {trouble.name for trouble in snapshot.troubles}
     positions = POSITIONS[: snapshot.horizon] if snapshot.horizon <= MOST_POSITIONS else POSITIONS
-    return (
-        _counted(snapshot.now.tally, positions)
-        | _of_ads(snapshot.parameters)
-        | {
-            "regret_time_averaged": _time_averaged(snapshot),
-            "accounting_imbalance": {(name,): value for name, value in snapshot.imbalance.items()},
-            "consumer_lag_records": {(topic,): value for topic, value in snapshot.lag.items()},
-            "troubles_total": {(name,): total for name, total in snapshot.trouble_totals.items()},
-            "trouble": {(name, TROUBLES[name].level): name in active for name in snapshot.trouble_totals},
-            "learn_share": {} if snapshot.parameters is None else _each(**snapshot.parameters.shares._asdict()),
-            "build_info": {(__version__, platform.python_version()): 1.0},
-        }
-    )
+    return _counted(snapshot.now.tally, positions) | {
+        **({} if snapshot.parameters is None else _of_ads(snapshot.parameters)),
+        "regret_time_averaged": _time_averaged(snapshot),
+        "accounting_imbalance": {(name,): value for name, value in snapshot.imbalance.items()},
+        "consumer_lag_records": {(topic,): value for topic, value in snapshot.lag.items()},
+        "troubles_total": {(name,): total for name, total in snapshot.trouble_totals.items()},
+        "trouble": {(name, TROUBLES[name].level): name in active for name in snapshot.trouble_totals},
+        "learn_share": {} if snapshot.parameters is None else _each(**snapshot.parameters.shares._asdict()),
+        "build_info": {(__version__, platform.python_version()): 1.0},
+    }
 
 
 def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
@@ -126,10 +123,8 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
     }
 
 
-def _of_ads(parameters: Parameters | None) -> dict[str, Series]:
+def _of_ads(parameters: Parameters) -> dict[str, Series]:
     """Return the sums of the ads with the highest revenue."""
-    if parameters is None:
-        return {}
     sums = dict(zip(ROWS, parameters.accounts.total.of(len(parameters.arms)), strict=True))
     shown = np.argsort(-sums["revenue"], kind="stable")[:MOST_ADS].tolist()
     return {f"ad_{name}_total": {(parameters.arms[k].arm,): row[k] for k in shown} for name, row in sums.items()}

@@ -13,7 +13,6 @@ from worker.bandit.arrays import sigmoid
 from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.history import exploration_share
-from worker.stream.ad_figures import AdTable, period
 from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.episodes import answering
@@ -22,8 +21,6 @@ from worker.stream.tastes import strengths
 from worker.stream.topology import Tally
 
 MOST_ARMS: Final = 12
-#: Ads with the highest revenue, and others, whose figures are shown.
-MOST_ADS: Final = 10
 MOST_FEATURES: Final = 12
 #: Features that are named as those that matter most.
 MOST_STRENGTHS: Final = 5
@@ -61,16 +58,6 @@ def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str
         }
         for place, index in enumerate(order.tolist())
     ]
-
-
-def shown_ads(parameters: Parameters) -> dict[str, Any]:
-    """Return figures of ads: those with the highest revenue, and of the others first those that do badly.
-
-    `hidden` is the number of active ads that are left out.
-    """
-    best, worst = AdTable(parameters).best_and_worst(MOST_ADS)
-    hidden = sum(arm.active for arm in parameters.arms) - len(best) - len(worst)
-    return {**period(parameters), "ads": [ad.document() for ad in (*best, *worst)], "top": len(best), "hidden": hidden}
 
 
 def least_answered(snapshot: Snapshot) -> dict[str, Any] | None:

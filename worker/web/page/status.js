@@ -212,8 +212,8 @@ function showAds({ ads }) {
   fillRows("ads", ads?.sessions ? ads.ads : [], "No window with sessions is closed yet.", create, (row, { arm, total, today, note, does_badly }) => {
     row.className = `${does_badly ? "dead" : ""} ${row.sectionRowIndex === ads.top ? "below" : ""}`;
     row.cells[0].textContent = row.cells[0].title = arm;
-    [count(total.displays), count(total.clicks), percent(total.click_rate), short(total.revenue), short(total.revenue_per_thousand),
-      percent(total.answer_rate), percent(total.explored_share), count(today.displays), short(today.revenue), note ?? ""].forEach((text, index) => { row.cells[index + 1].textContent = text; });
+    [note ?? "", count(total.displays), count(total.clicks), percent(total.click_rate), short(total.revenue), short(total.revenue_per_thousand),
+      percent(total.answer_rate), percent(total.explored_share), count(today.displays), short(today.revenue)].forEach((text, index) => { row.cells[index + 1].textContent = text; });
   }, 11);
   if (!ads?.sessions) return;
   const others = ads.hidden || ads.ads.length > ads.top ? `; below the line, those that do badly, or earn least per display${ads.hidden ? ` (${count(ads.hidden)} more: adcascade arms list)` : ""}` : "";
