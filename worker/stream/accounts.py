@@ -51,8 +51,8 @@ class AccountsRecord(Struct, frozen=True, kw_only=True):
 
     since: Annotated[int, described("Start of the first window.", **_WHOLE)]
     day: Annotated[int, described("Day of the last window, UTC, in days since the epoch.", **_WHOLE)]
-    sessions: Annotated[int, Meta(ge=0, description="Sessions of all windows.")]
-    sessions_today: Annotated[int, Meta(ge=0, description="Sessions of that day.")]
+    sessions: Annotated[int, Meta(ge=0, le=MOST, description="Sessions of all windows.")]
+    sessions_today: Annotated[int, Meta(ge=0, le=MOST, description="Sessions of that day.")]
     total: Annotated[str, described("Sums of all windows.", **_PACKED)]
     today: Annotated[str, described("Sums of that day.", **_PACKED)]
 
@@ -80,7 +80,7 @@ class Sums:
     def plus(self, other: Sums) -> Sums:
         """Return both together."""
         arms = max(self.ads.shape[1], other.ads.shape[1])
-        return Sums(sessions=self.sessions + other.sessions, ads=self.of(arms) + other.of(arms))
+        return Sums(sessions=min(self.sessions + other.sessions, MOST), ads=self.of(arms) + other.of(arms))
 
     def of(self, arms: int) -> Floats:
         """Return the sums of the first `arms` ads, (5, arms)."""
@@ -137,9 +137,8 @@ def _packed(sums: Sums) -> str:
 
 def _unpacked(sessions: int, packed: str) -> Sums:
     try:
-        return Sums(
-            sessions=sessions, ads=np.frombuffer(b64decode(packed, validate=True), "<f8").reshape(len(ROWS), -1)
-        )
+        numbers = np.frombuffer(b64decode(packed, validate=True), "<f8").reshape(len(ROWS), -1)
+        return Sums(sessions=sessions, ads=numbers)
     except ValueError as error:
         raise InputError(f"accounts are damaged: {error}") from None
 
