@@ -28,7 +28,7 @@ COMMANDS = {
     "parameters": "show, export, compare, roll back, freeze and unfreeze parameters",
     "arms": "add, price, retire and list ads, or make them those of a file",
     "record": "write the topics of Kafka to a log file",
-    "import": "turn a table of impressions of another system into a log",
+    "import": "turn a table of displays of another system into a log",
     "export": "write the sessions of a log as a table for other tools",
     "replay": "repeat a recorded log, and report the first difference",
     "evaluate": "estimate from a recorded log what another policy would have earned",
