@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from worker.http.application import KEY, problem_in
@@ -16,7 +15,6 @@ from worker.http.problems import ProblemError, problem_of
 from worker.http.requests import read_arrive, read_batch, read_feedback, session_in_path
 from worker.http.service import AdRequest, AdService, Answer, UnavailableError, UnknownSessionError
 from worker.http.settings import HttpSettings, SessionQuota
-from worker.stream.ad_figures import all_figures
 from worker.stream.decoding import Rejected
 
 #: The largest batch, in bodies of the largest single request.
@@ -42,7 +40,6 @@ class HttpApi:
         app.router.add_post("/v1/sessions", self._arrive, name="arrive")
         app.router.add_get(session, self._session, name="session")
         app.router.add_post(f"{session}/feedback", self._feedback, name="feedback")
-        app.router.add_get("/v1/arms", self._arms, name="arms")
         app.router.add_post("/v1/batch/sessions", self._batch_arrive, name="batch-arrive")
         app.router.add_post("/v1/batch/feedback", self._batch_feedback, name="batch-feedback")
 
@@ -63,13 +60,6 @@ class HttpApi:
         if answer is None:
             raise ProblemError("unknown-session")
         return self._answer(answer)
-
-    async def _arms(self, _: web.Request) -> web.Response:
-        # In a thread: a catalogue may be large.
-        body = await asyncio.to_thread(lambda: orjson.dumps(all_figures(self._service.newest())))
-        response = web.Response(body=body, headers=_JSON)
-        response.enable_compression()
-        return response
 
     def _answer(self, answer: Answer) -> web.Response:
         self._metrics.fallbacks += answer.fallback

@@ -22,6 +22,7 @@ from worker.stream.encoding import encode_decision
 from worker.stream.events import Arrival
 from worker.stream.parameters import Parameters
 from worker.stream.session import Session
+from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
 
 #: How a session ended; `expired`: its time for feedback is over.
@@ -33,7 +34,11 @@ class UnavailableError(AdcascadeError):
 
 
 class UnknownSessionError(AdcascadeError):
-    """There is no such session, or no longer; only a service that knows all sessions can tell."""
+    """There is no such session, or it is `over`; only a service that knows all sessions can tell."""
+
+    def __init__(self, text: str, *, over: bool = False) -> None:
+        super().__init__(text)
+        self.over = over
 
 
 class AdRequest(NamedTuple):
@@ -87,6 +92,13 @@ def fallback_answer(planner: SlatePlanner, arrival: Arrival) -> Answer:
     at, version = arrival.occurred_at, planner.parameters.version
     session = Session(at, at, b"", (), version, *planner.fallback(arrival))
     return Answer(arrival.session_id, encode_decision(session.decision(arrival.session_id, None)), fallback=True)
+
+
+def example_context(settings: LearningSettings) -> bytes:
+    """Return a context that a version with these settings takes, as JSON."""
+    declared = () if settings.features is None else settings.features.context
+    named = {one.name: 0 if one.kind == "number" else one.values[0] if one.values else "any text" for one in declared}
+    return orjson.dumps(named or [0] * settings.dim)
 
 
 class AdService(Protocol):

@@ -11,7 +11,7 @@ from worker.http.settings import HttpSettings
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import NO_CONTEXT, Arm, LearningSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def dimension(dim: int | None, newest: Parameters | None) -> int:
     """Return the number of features: the given one, else that of the folder; raise `InputError` if they differ."""
     stored = None if newest is None else newest.settings.dim
     if dim is None and stored is None:
-        raise InputError("--dim is missing: how many numbers has a context? (the state folder is new)")
+        raise InputError(f"the state folder is new, and {NO_CONTEXT}")
     if dim is not None and stored is not None and dim != stored:
         raise InputError(f"--dim is {dim}, but the state folder has {stored}: another size needs another folder")
     return dim or stored or 0
