@@ -27,6 +27,7 @@ from jsonschema import Draft202012Validator
 from tests.stream.scenes import ADDITIVE
 from worker.cli.schemas import RECORDS, files
 from worker.errors import ParametersError
+from worker.stream.accounts import Accounts, Sums
 from worker.stream.chance import Shares
 from worker.stream.contexts import ARRAYS, ObservedSessions, Standardisation
 from worker.stream.decoding import Limits, Rejected
@@ -214,6 +215,7 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
         kernels="numpy 2.4.6",
         started_from=StartRecord(sha256="a" * 64, trust=0.3),
         imported=True,
+        accounts=Accounts(total=Sums(sessions=1)),
     )
     tied = json.loads(encode_parameters(additive))
     for made in (pending, tied):

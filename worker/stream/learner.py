@@ -14,7 +14,7 @@ Rules that hold in this file (docs/design.md §4 and §5):
   nothing.
 - **Position** of a version in the journal: `window_end`, before which everything is closed; `journal_offset`, the
   record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
-  `progress`, the highest of each partition.
+  `progress`, the highest of each partition; `accounts`, the sums of all closed windows per ad (`accounts.py`).
 - **Restart**: read from resume_offset; up to journal_offset take only `opened`, `feedback` and the counts of sessions
   of open windows; then close every window that is due by the loaded progress (one may have been due when the version
   was made); then take everything.
@@ -128,7 +128,7 @@ class Learner:
 
     def _start(self, loaded: Parameters) -> None:
         self._configured = continued(self._configured, loaded.settings)
-        self._current = loaded
+        self._current, self._accounts = loaded, loaded.accounts
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
         #: How far the partitions have come, and what waits for windows to be closed.
@@ -271,6 +271,7 @@ class Learner:
         window = self.windows.close(
             end, session_timeout=settings.session_timeout, whole_slates=settings.unanswered == "passed"
         )
+        self._accounts = self._accounts.plus(window, parent, self._kept)
         if not window.plans:
             return
         kept, steps, rejected = dict(self._kept), None, None
@@ -321,6 +322,7 @@ class Learner:
             journal_offset=offset,
             resume_offset=offset + 1 if needed is None else needed,
             progress=self.watermark.by_partition(),
+            accounts=self._accounts,
         )
 
     def _set_current(self, parameters: Parameters, outcome: Outcome) -> None:

@@ -28,6 +28,7 @@ from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Fixed, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
+from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
@@ -52,6 +53,7 @@ NEVER: Final = 1e300
 class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
+    `accounts` are the sums per ad of all windows that were closed when it was made.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
     the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
@@ -73,6 +75,7 @@ class Parameters:
     journal_offset: int = -1
     resume_offset: int = 0
     progress: Mapping[int, int] = field(default_factory=dict)
+    accounts: Accounts = field(default=NOTHING, repr=False)
     frozen: bool = False
     folds: int = 0
     clock: float = 0.0
@@ -387,6 +390,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         answers=counts,
         standardisation=standardisation,
         pending=pending,
+        accounts=NOTHING if record.accounts is UNSET else Accounts.read(record.accounts, len(record.arms)),
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in (*PLAIN, *IF_SET)},
     )

@@ -28,6 +28,7 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
+from worker.stream.accounts import NOTHING, AccountsRecord, accounts_size
 from worker.stream.chance import ALL
 from worker.stream.contexts import LEAST_SESSIONS, SCALES
 from worker.stream.events import (
@@ -179,7 +180,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         str,
         described(
             "SHA-256, in hexadecimal, of all fields except itself, made_at, effective_at, window_end, the offsets, "
-            "progress and kernels.",
+            "progress, accounts and kernels.",
             pattern="^[0-9a-f]{64}$",
         ),
     ]
@@ -194,6 +195,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]*)$")], Annotated[int, described("Its time.", **_WHOLE)]],
         described("Highest progress of each partition."),
     ]
+    accounts: AccountsRecord | UnsetType = UNSET
     frozen: Annotated[bool, described("Whether learning is frozen.")]
     folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
     clock: Annotated[Amount, described("t of M_t: folds, less where new ads or a change set the clock back.")]
@@ -304,7 +306,10 @@ IF_SET: Final = ("ties", "kernels", "started_from", "imported")
 _OPTIONAL: Final = ("features", "learn_at_most", "order")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
-    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
+    [
+        *("sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"),
+        *("accounts", "kernels"),
+    ]
 )
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -341,6 +346,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
+    if parameters.accounts != NOTHING:
+        document["accounts"] = parameters.accounts.document()
     for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")
         target = document
@@ -416,7 +423,7 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     numbers = [8 * size for size in sizes]
     numbers += [bytes_per_number(name) * array.size for name, array in model.pack().items()]
     arrays = sum(_PER_ARRAY + 4 * (size // 3 + 1) for size in numbers)
-    return RESERVE + ids + _PER_ARM * len(arms) + features + declared + arrays
+    return RESERVE + ids + accounts_size(len(arms)) + _PER_ARM * len(arms) + features + declared + arrays
 
 
 def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
@@ -425,7 +432,7 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     >>> from worker.stream.parameters import Parameters
     >>> arms = tuple(Arm(arm=str(n), reward=1.0) for n in range(60_000))
     >>> too_large(Parameters.first(LearningSettings(dim=32, model="additive", answers="all", standardise=False), arms))
-    '60,000 arms of 32 features take up to 27.8 MiB, more than the 16 MiB of a record: 34,246 such arms fit'
+    '60,000 arms of 32 features take up to 33.9 MiB, more than the 16 MiB of a record: 28,039 such arms fit'
     """
     arms, model, settings = parameters.arms, parameters.model, parameters.settings
     size = largest_size(arms, model, settings)
