@@ -285,6 +285,15 @@ class Features:
             raise InputError(f"[features]: {error}") from None
 
 
+class FormerFeatures(Struct, frozen=True, kw_only=True, gc=False):
+    """The features of contexts before the last change: sessions of earlier versions have their columns."""
+
+    since: Annotated[int, described("Version from which on the present features hold.", minimum=1)]
+    first: Annotated[int, described("Version from which on the former features held.", minimum=0)]
+    context: tuple[Feature, ...]
+    renamed: Annotated[dict[str, str], described("New names of renamed features by their former names.")]
+
+
 def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:
     """Return a number of ads as it is before it is standardised, (K,); NaN where an ad has none."""
     if feature.name == REWARD:
@@ -340,7 +349,7 @@ class ContextEncoder:
     declaration has, or has with another kind: here they are ignored. `aliases` are other names of features.
 
     >>> declared = Features.of_table({"context": {"age": "number", "device": ["mobile", "desktop"]}})
-    >>> encoder = ContextEncoder(declared.context)
+    >>> encoder = ContextEncoder(declared)
     >>> encoder.encode({"device": "desktop", "age": 31}), encoder.encode({"device": "watch"})
     ((31.0, 0.0, 1.0), (nan, 0.0, 0.0))
     >>> encoder.encode({"age": "31"})
@@ -350,12 +359,12 @@ class ContextEncoder:
     """
 
     def __init__(
-        self, context: Sequence[Feature], lenient: Container[str] = (), aliases: Mapping[str, str] | None = None
+        self, features: Features, lenient: Container[str] = (), aliases: Mapping[str, str] | None = None
     ) -> None:
         self._blank: list[float] = []
         self._places: dict[str, tuple[int, ColumnOf | None]] = {}
         self._lenient, self._aliases = lenient, aliases or {}
-        for feature in context:
+        for feature in features.context:
             first = len(self._blank)
             self._places[feature.name] = first, feature.column_of(first)
             self._blank += [MISSING if feature.kind == "number" else 0.0] * feature.width
@@ -394,7 +403,7 @@ class ContextEncoder:
 @lru_cache(maxsize=64)
 def context_encoder(features: Features | None) -> ContextEncoder | None:
     """Return the encoder of a declaration; None if no features of contexts are declared."""
-    return ContextEncoder(features.context) if features is not None and features.context else None
+    return ContextEncoder(features) if features is not None and features.context else None
 
 
 def kind_of(value: Any) -> str:

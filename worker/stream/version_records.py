@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import orjson
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 
 from worker.bandit import MODELS
 from worker.bandit.arrays import Floats
@@ -29,7 +29,7 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
 from worker.stream.chance import ALL
-from worker.stream.contexts import LEAST_SESSIONS, SCALES
+from worker.stream.contexts import LEAST_SESSIONS, SCALES, WAITING
 from worker.stream.events import (
     MOST,
     Active,
@@ -43,7 +43,7 @@ from worker.stream.events import (
     Reward,
     described,
 )
-from worker.stream.features import Features
+from worker.stream.features import Features, FormerFeatures
 from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm, LearningSettings
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
@@ -93,6 +93,10 @@ class ScaleRecord(Struct, frozen=True, kw_only=True):
     ] = UNSET
     unit: Annotated[
         Array | UnsetType, described("Unit that a number is divided by if its exponent is not 1, shape (d).")
+    ] = UNSET
+    waiting: Annotated[
+        Array | UnsetType,
+        described("Numbers of sessions so far in the u columns whose scale is infinite: not known yet. Shape (n, u)."),
     ] = UNSET
 
 
@@ -255,6 +259,8 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     ] = ""
     learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
     answer_counts: AnswerRecord | UnsetType = UNSET
+    former_features: FormerFeatures | UnsetType = UNSET
+    former_until: Annotated[int, described("Time when all sessions under the former features are over.", **_WHOLE)] = 0
     standardisation: ScaleRecord | UnsetType = UNSET
     pending: PendingRecord | UnsetType = UNSET
     theta_context: Annotated[
@@ -295,7 +301,7 @@ _OPTIONAL: Final = ("features", "learn_at_most")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
     ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
-)
+).union(["former_until"])
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -330,6 +336,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["ties"] = parameters.ties
     if parameters.kernels:
         document["kernels"] = parameters.kernels
+    if parameters.former is not None:
+        document |= {"former_features": to_builtins(parameters.former), "former_until": parameters.former_until}
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
     for name, array in arrays_of(parameters).items():
@@ -355,6 +363,7 @@ def arrays_of(parameters: Parameters) -> dict[str, Floats]:
         arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in COUNTS}
     if (known := parameters.standardisation) is not None:
         arrays |= {f"standardisation.{name}": getattr(known, name) for name in SCALES}
+        arrays |= {f"standardisation.{WAITING}": known.waiting} if len(known.waiting) else {}
     if parameters.pending is not None:
         arrays |= {f"pending.{name}": array for name, array in parameters.pending.pack().items()}
     return arrays
