@@ -69,7 +69,7 @@ def test_the_greedy_plan_is_the_best_of_all_slates(kind, seed: int, arms: int, h
     planner, generator = scene(kind, seed, arms, horizon, repeats=True, constant=False)
     contexts = generator.normal(size=(3, 2))
     excluded = excluded_arms(generator, arms, 0.0, 0.4, 1.0)
-    plan = planner.greedy(contexts, planner.masked(excluded))
+    plan = planner.plan(contexts, planner.masked(excluded))
     values = planner.slate_values(contexts, plan.arms)
     odds, chances = planner.model.log_odds(contexts), probabilities(planner.model, contexts)
     for row in range(3):
@@ -78,7 +78,7 @@ def test_the_greedy_plan_is_the_best_of_all_slates(kind, seed: int, arms: int, h
         assert plan.continuations[row, 0] == pytest.approx(best, abs=1e-12)
         assert values[row, 0] == pytest.approx(best, abs=1e-12)
     everything = optimal_values(chances, planner.rewards, horizon, planner.cascade)
-    np.testing.assert_allclose(everything, planner.greedy(contexts).continuations[:, :-1], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(everything, planner.plan(contexts).continuations[:, :-1], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [belief, taste])
@@ -90,7 +90,7 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula_with_any_spread(
 ) -> None:
     planner, generator = scene(kind, seed, arms, horizon, repeats=True, constant=False)
     contexts = generator.normal(size=(4, 2))
-    plan = planner.greedy(contexts)
+    plan = planner.plan(contexts)
     spread = Spread(share=float(generator.random()), keys=generator.integers(0, 2**32, 4, dtype=np.uint32))
     policy = Ucbbp(beta=beta, bonus=BONUSES[bonus], spread=spread.share)
     chosen = policy.slates(planner, contexts, keys=spread.keys).arms

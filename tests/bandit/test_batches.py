@@ -26,7 +26,7 @@ from worker.bandit.arrays import COLUMNS, row_products
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.click_model import ClickModel
 from worker.bandit.ordering import greedy_slates, optimistic_slates
-from worker.bandit.planning import Masked, Planner
+from worker.bandit.planning import Masked, Optimism, Planner
 from worker.bandit.policies import POLICIES, exploration_scores
 
 from .beliefs import belief, excluded_arms, make_policy, seeds
@@ -39,10 +39,9 @@ arm_counts = st.one_of(st.integers(1, 70), st.sampled_from([COLUMNS - 1, COLUMNS
 
 
 def with_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) -> Results:
-    plan = planner.greedy(contexts, masked)
+    plan = planner.plan(contexts, masked)
     optimistic = {
-        bonus: planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=BONUSES[bonus], masked=masked)
-        for bonus in BONUSES
+        bonus: planner.plan(contexts, masked, Optimism(beta=1.5, bonus=BONUSES[bonus])).optimistic for bonus in BONUSES
     }
     return {
         "log-odds": planner.heads.log_odds(contexts),

@@ -38,7 +38,7 @@ def test_the_curve_bonus_is_its_formula(arms: list[tuple[float, float, float]]) 
 @pytest.mark.parametrize("width", [0.0, 1e-30, 1.0, 80.0, 1e4, 1e30])
 def test_extreme_probabilities_and_widths_give_a_finite_bonus(dtype: Any, chance: float, width: float) -> None:
     chances, widths = np.array([[chance]], dtype=dtype), np.array([[width]], dtype=dtype)
-    slope = CURVE.slopes(chances, widths)  # type: ignore[attr-defined]
+    slope = CURVE.slopes(chances, CURVE.prepared(widths))  # type: ignore[attr-defined]
     assert slope.dtype == dtype
     assert np.isfinite(slope).all()
     assert 0 <= slope.item() <= 0.2501

@@ -15,7 +15,7 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ByArm
-from worker.bandit.planning import Planner, optimal_values
+from worker.bandit.planning import Optimism, Planner, optimal_values
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
@@ -49,7 +49,7 @@ def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(seed, d
     contexts = generator.normal(size=(4, dim))
     share = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     excluded = excluded_arms(generator, arms, *[share] * 4)
-    plan = planner.greedy(contexts, planner.masked(excluded))
+    plan = planner.plan(contexts, planner.masked(excluded))
     for row, chances in enumerate(probabilities(planner.model, contexts)):
         eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
         best, values = backwards(chances, planner.rewards, horizon, eligible)
@@ -67,7 +67,7 @@ def test_the_paper_s_unimodality_is_false_so_every_arm_is_looked_at() -> None:
     assert q.tolist() == pytest.approx([0.9, 0.45, 0.87])
     assert q[0] > q[1] < q[2]
     known = AdditiveModel.certain(np.zeros(1), np.log(chances / (1 - chances)))
-    plan = Planner(known, rewards, horizon=1, dtype=np.float64).greedy(np.zeros((1, 1)))
+    plan = Planner(known, rewards, horizon=1, dtype=np.float64).plan(np.zeros((1, 1)))
     assert plan.arms.tolist() == [[0]]
     assert plan.continuations[0, 0] == pytest.approx(0.9)
 
@@ -79,7 +79,7 @@ def test_expensive_unlikely_arms_come_first_when_revenue_and_probability_are_opp
     generator = np.random.default_rng(seed)
     known = AdditiveModel.certain(np.zeros(1), np.sort(generator.normal(size=arms))[::-1])
     planner = Planner(known, np.sort(generator.uniform(0.1, 3, arms)), horizon=horizon, dtype=np.float64)
-    slate = planner.greedy(np.zeros((1, 1))).arms[0]
+    slate = planner.plan(np.zeros((1, 1))).arms[0]
     assert (np.diff(slate) <= 0).all()
 
 
@@ -109,11 +109,10 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula(seed, dim, arms, horizo
     contexts = generator.normal(size=(3, dim))
     excluded = excluded_arms(generator, arms, 0.3, 0.3, 0.3)
     masked = planner.masked(excluded)
-    plan = planner.greedy(contexts, masked)
-    chosen = planner.optimistic(contexts, plan.continuations, beta=beta, bonus=BONUSES[bonus], masked=masked)
+    plan = planner.plan(contexts, masked, Optimism(beta=beta, bonus=BONUSES[bonus]))
     for h in range(horizon):
         table = scores(planner, contexts, plan.continuations[:, h + 1], beta, bonus)
-        for row, arm in enumerate(chosen[:, h].tolist()):
+        for row, arm in enumerate(plan.optimistic[:, h].tolist()):
             eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
             if not eligible:
                 assert arm == NO_ARM
@@ -131,11 +130,11 @@ def test_single_precision_chooses_as_double_does_near_ties_aside(seed, dim, arms
     double, generator = planner_of(seed, arms, horizon, dim=dim)
     single = Planner(double.model, double.rewards, horizon=horizon)
     contexts = 2 * generator.normal(size=(8, dim))
-    plan, rough = double.greedy(contexts), single.greedy(contexts)
+    plan = double.plan(contexts)
+    rough = single.plan(contexts, optimism=Optimism(beta=1.5, bonus=BONUSES[bonus]))
     np.testing.assert_allclose(rough.continuations, plan.continuations, rtol=1e-5, atol=1e-7)
-    choice = single.optimistic(contexts, rough.continuations, beta=1.5, bonus=BONUSES[bonus])
     for h in range(horizon):
-        for beta, chosen in ((0.0, rough.arms[:, h]), (1.5, choice[:, h])):
+        for beta, chosen in ((0.0, rough.arms[:, h]), (1.5, rough.optimistic[:, h])):
             table = scores(double, contexts, plan.continuations[:, h + 1], beta, bonus)
             best = table.max(axis=1)
             assert (best - table[np.arange(8), chosen] <= 1e-5 * best).all()
@@ -156,11 +155,11 @@ def test_steep_odds_stay_finite_and_right(dtype: Any, offsets: list[float], thet
     chances = planner.heads.probabilities(contexts)
     rtol, atol = (1e-5, 1e-37) if dtype == np.float32 else (1e-12, 1e-300)
     np.testing.assert_allclose(chances, np.asarray(logistic(odds), dtype=float), rtol=rtol, atol=atol)
-    plan = planner.greedy(contexts)
+    plan = planner.plan(contexts)
     expected = optimal_values(np.asarray(logistic(odds), dtype=float), planner.rewards, horizon)
     np.testing.assert_allclose(plan.continuations[:, :-1], expected, rtol=rtol, atol=atol)
     for bonus in ("value", "paper"):
-        chosen = planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=BONUSES[bonus])
+        chosen = planner.plan(contexts, optimism=Optimism(beta=1.5, bonus=BONUSES[bonus])).optimistic
         assert ((chosen >= 0) & (chosen < len(theta))).all()
     assert np.isfinite(planner.slate_values(contexts, plan.arms)).all()
 
@@ -220,10 +219,10 @@ def test_no_exclusions_are_no_mask(excluded: list[list[int]] | None) -> None:
 def test_excluding_an_arm_twice_or_one_that_is_retired_is_the_same_as_once_or_not_at_all() -> None:
     planner, _ = planner_of(0, 3, 2, active=[True, False, True])
     contexts = np.ones((1, 2))
-    once = planner.greedy(contexts, planner.masked([[0]]))
-    assert np.array_equal(planner.greedy(contexts, planner.masked([[0, 1, 0]])).arms, once.arms)
+    once = planner.plan(contexts, planner.masked([[0]]))
+    assert np.array_equal(planner.plan(contexts, planner.masked([[0, 1, 0]])).arms, once.arms)
     assert once.arms.tolist() == [[2, 2]]
-    assert np.array_equal(planner.greedy(contexts, planner.masked([[1]])).arms, planner.greedy(contexts).arms)
+    assert np.array_equal(planner.plan(contexts, planner.masked([[1]])).arms, planner.plan(contexts).arms)
 
 
 @pytest.mark.parametrize(
@@ -247,4 +246,4 @@ def test_planner_settings_that_contradict_each_other_are_refused(options: dict[s
 def test_contexts_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
     planner, _ = planner_of(0, 3, 2)
     with pytest.raises(InputError, match="contexts of shape"):
-        planner.greedy(np.zeros(shape))
+        planner.plan(np.zeros(shape))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.ordering import optimistic_slates
-from worker.bandit.planning import Planner
+from worker.bandit.planning import Optimism, Planner
 from worker.bandit.policies import (
     POLICIES,
     Aucbbp,
@@ -50,8 +50,7 @@ def test_ucbbp_takes_the_optimistic_arms_on_the_greedy_continuation(bonus: str, 
     contexts = generator.normal(size=(5, 2))
     slates = Ucbbp(beta=2.0, bonus=BONUSES[bonus]).slates(planner, contexts)
     if repeats:
-        continuations = planner.greedy(contexts).continuations
-        expected = planner.optimistic(contexts, continuations, beta=2.0, bonus=BONUSES[bonus])
+        expected = planner.plan(contexts, optimism=Optimism(beta=2.0, bonus=BONUSES[bonus])).optimistic
     else:
         expected = optimistic_slates(planner, contexts, beta=2.0)
     assert np.array_equal(slates.arms, expected)

@@ -82,7 +82,7 @@ WRONG = {
     "evaluate log --confidence 1": "must be below 1",
     "evaluate log --policy greedy --epsilon 0.1": "--epsilon is for --policy epsilon-greedy only",
     "evaluate log --parameters /nowhere": "No such file",
-    "evaluate log --prefix other": "its topics are ads.",
+    "evaluate log --prefix other": "try --prefix ads",
     "evaluate log --parameters any --estimator newton": "contradict",
     "explain --context [0]": "either --parameters FILE or --version VERSION",
     "explain --parameters file": "--context is missing",

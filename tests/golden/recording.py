@@ -57,7 +57,7 @@ class Run:
         self.generator = np.random.default_rng(seed)
         settings = LearningSettings(**{**SETTINGS, **embedded.pop("settings", {})})
         self.topics: Topics = embedded.setdefault("topics", Topics())
-        self.runner = Embedded(settings, ARMS, **{"partitions": 3, "batch": 64, **embedded})
+        self.runner = Embedded(settings, ARMS, **{"partitions": 3, **embedded})
         self.agenda: list[tuple[int, int, str, bytes, bytes]] = []
         self.contexts: dict[str, tuple[float, ...]] = {}
         self.answered: set[tuple[str, int]] = set()

@@ -37,8 +37,12 @@ class Bonus(ABC):
     def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
         """Return the probabilities that an exploring session plans on without repeats."""
 
+    def prepared(self, widths: Array) -> Array:
+        """Return what `raised` needs of the widths, which is the same at all positions."""
+        return widths
+
     @abstractmethod
-    def raised(self, chances: Array, widths: Array, factors: Array | None) -> Array:
+    def raised(self, chances: Array, widths: Array, factors: Array | None, prepared: Array | None = None) -> Array:
         """Return the part of `scores` that all positions with the same click probabilities share."""
 
     @abstractmethod
@@ -53,12 +57,12 @@ class SlopeBonus(Bonus):
     """β·width·slope·max(e − V, 0) with a slope of the logistic curve: β standard deviations of Q_h(k) for fixed V."""
 
     @abstractmethod
-    def slopes(self, chances: Array, widths: Array) -> Array:
-        """Return the slope for each f, an array of its own."""
+    def slopes(self, chances: Array, prepared: Array) -> Array:
+        """Return the slope for each f, an array of its own; `prepared` are the widths, prepared."""
 
-    def raised(self, chances: Array, widths: Array, factors: Array | None) -> Array:
+    def raised(self, chances: Array, widths: Array, factors: Array | None, prepared: Array | None = None) -> Array:
         """Return f + β·width·slope, an array of its own: the score of an arm per unit of e − sV > 0."""
-        raised = self.slopes(chances, widths)
+        raised = self.slopes(chances, self.prepared(widths) if prepared is None else prepared)
         raised *= widths
         if factors is not None:
             raised *= factors
@@ -66,7 +70,7 @@ class SlopeBonus(Bonus):
         return raised
 
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
-        return np.asarray(widths * self.slopes(chances, widths) * np.maximum(gains, 0.0))
+        return np.asarray(widths * self.slopes(chances, self.prepared(widths)) * np.maximum(gains, 0.0))
 
     def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
         return np.minimum(self.raised(sigmoid(log_odds), widths, factors), 1)
@@ -86,7 +90,7 @@ class ValueBonus(SlopeBonus):
 
     name = "value"
 
-    def slopes(self, chances: Array, widths: Array) -> Array:
+    def slopes(self, chances: Array, prepared: Array) -> Array:
         slopes = np.subtract(1, chances)
         slopes *= chances
         return slopes
@@ -103,17 +107,20 @@ class CurveBonus(SlopeBonus):
 
     name = "curve"
 
-    def slopes(self, chances: Array, widths: Array) -> Array:
+    def prepared(self, widths: Array) -> Array:
+        """Return q."""
         shrunk = np.multiply(widths, -0.5)
         np.maximum(shrunk, -_STEEPEST, out=shrunk)
-        np.exp(shrunk, out=shrunk)
+        return np.exp(shrunk, out=shrunk)
+
+    def slopes(self, chances: Array, prepared: Array) -> Array:
         slopes = np.subtract(1, chances)
-        slopes *= shrunk
+        slopes *= prepared
         # The quotient is between 0 and 1, and 0 for f = 0: nothing overflows, and no small f is lost.
-        shrunk *= slopes
-        shrunk += chances
-        np.divide(chances, shrunk, out=shrunk)
-        slopes *= shrunk
+        quotients = np.multiply(prepared, slopes)
+        quotients += chances
+        np.divide(chances, quotients, out=quotients)
+        slopes *= quotients
         return slopes
 
 
@@ -128,7 +135,7 @@ class PaperBonus(Bonus):
     def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
         raise InputError("the bonus paper has no probabilities to plan on without repeats")
 
-    def raised(self, chances: Array, widths: Array, factors: Array | None) -> Array:
+    def raised(self, chances: Array, widths: Array, factors: Array | None, prepared: Array | None = None) -> Array:
         return widths if factors is None else widths * factors
 
     def scores(self, gains: Array, chances: Array, raised: Array, *, leaving: bool) -> Array:

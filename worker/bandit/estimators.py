@@ -10,6 +10,7 @@ With p = σ(zᵀθ), w = p(1−p) and g = Σ z(y − p):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -73,6 +74,24 @@ class ByArm:
         if len(self.shown):
             sums[self.shown] = np.add.reduceat(self._sorted * values[self._order, None], self._firsts, axis=0)
         return sums
+
+    def sums_by_position(self, values: Floats, *, arms: int, positions: int) -> Floats:
+        """Return Σ value·u of each arm at each position after the first: (m,) → (arms, n, positions)."""
+        order, firsts, inputs = self._later
+        sums = np.zeros((arms, positions, self.inputs.shape[1]))
+        if len(order):
+            cells = order[firsts]
+            by_cell = np.add.reduceat(inputs * values[order, None], firsts, axis=0)
+            sums[self.arms[cells], self.positions[cells] - 1] = by_cell
+        return sums.transpose(0, 2, 1)
+
+    @cached_property
+    def _later(self) -> tuple[Ints, Ints, Floats]:
+        """Displays after the first position, sorted by arm and position; the first of each pair; their inputs."""
+        later = self._order[self.positions[self._order] > 0]
+        order = later[np.lexsort((self.positions[later], self.arms[later]))]
+        pairs = self.arms[order] * (1 + self.positions.max(initial=0)) + self.positions[order]
+        return order, np.unique(pairs, return_index=True)[1], self.inputs[self.sessions[order]]
 
     def squares(self, weights: Floats) -> Iterator[tuple[Ints, Floats]]:
         """Yield (distinct arms, Σ w u uᵀ of each).

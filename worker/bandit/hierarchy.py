@@ -260,11 +260,7 @@ class Hierarchy:
         for shown, sums in displays.squares(weights):
             information[shown] += sums
         if self.positions:
-            columns = [
-                displays.sums(np.where(displays.positions == position, weights, 0.0), arms=self.arms)
-                for position in range(1, self.positions + 1)
-            ]
-            crossing = crossing + np.stack(columns, axis=2)
+            crossing = crossing + displays.sums_by_position(weights, arms=self.arms, positions=self.positions)
         return replace(self, information=information, crossing=crossing, before=(self, displays.shown))
 
     def faded(self, keep: float) -> Hierarchy:

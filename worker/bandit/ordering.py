@@ -25,6 +25,8 @@ from worker.bandit.arrays import NO_ARM, Array, Floats, Ints
 from worker.bandit.bonuses import VALUE, Bonus, Spread
 from worker.bandit.planning import Masked, Planner
 
+ARMS_AT_ONCE = 128  # whose probabilities at all positions are computed in one call
+
 
 def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None) -> Ints:
     """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones."""
@@ -73,12 +75,13 @@ def _pick(f: Array, rewards: Array, eligible: NDArray[np.bool_], horizon: int, c
     """Return the best slates of arms by falling revenue, as indices into them: f and eligible (arms, rows) → (rows, H).
 
     An arm with f = 0 is never taken: it leaves V as it is, to the bit, because V rises with m. That V rises whatever
-    the rounding is why the programme has (1 − f) V and not V + f (e − V). Where users leave V may fall with m.
+    the rounding is why the programme has (1 − f) V and not V + f (e − V). Where users leave, or positions differ, V may
+    fall with m.
     """
     taken = np.zeros((horizon, *f.shape), dtype=bool)
-    if cascade.is_plain:
+    if cascade.rates is None:
         _programme(f, rewards[:, None], horizon, cascade, taken=taken)
-        picks = _walk(taken)
+        picks = _walk(taken if cascade.is_plain else taken & eligible)
     else:
         order = by_worth(f, rewards, cascade)
         ranked = np.take_along_axis(f, order, axis=0)
@@ -86,7 +89,7 @@ def _pick(f: Array, rewards: Array, eligible: NDArray[np.bool_], horizon: int, c
         taken &= np.take_along_axis(eligible, order, axis=0)
         picks = _walk(taken)
         picks = np.where(picks == NO_ARM, NO_ARM, order.T[np.arange(len(picks))[:, None], picks])
-    _fill(picks, eligible, leaving=not cascade.is_plain)
+    _fill(picks, eligible, leaving=cascade.rates is not None)
     return picks
 
 
@@ -95,10 +98,13 @@ def best_values(chances: Floats, rewards: Floats, horizon: int, cascade: Cascade
 
     Probabilities are those of the first position.
     """
-    if cascade is not None and not cascade.is_plain:
+    if cascade is not None and cascade.rates is not None:
         order = by_worth(chances.T, rewards, cascade)
         ranked = np.take_along_axis(chances.T, order, axis=0)
         return np.asarray(_programme(ranked, rewards[order], horizon, cascade, order)[-1])
+    if cascade is not None and cascade.odds is not None:
+        falling = np.argsort(-rewards, kind="stable")
+        return np.asarray(_programme(chances.T[falling], rewards[falling, None], horizon, cascade)[-1])
     values = np.zeros((horizon + 1, len(chances)))
     for arm in np.argsort(rewards, kind="stable"):
         values[1:] = np.maximum(values[1:], values[:-1] + chances[:, arm] * (rewards[arm] - values[:-1]))
@@ -123,15 +129,18 @@ def _programme(
     # The position with m displays left is H − m + 1: along the first axis of `values`, positions run backwards.
     odds = None if cascade.odds is None else cascade.odds[::-1, None]
     rates = None if cascade.rates is None else cascade.rates[::-1]
-    for i in range(len(f) - 1, -1, -1):
-        here = f[i] if odds is None else shifted(f[i], odds)
-        np.multiply(values[:-1], 1 - here, out=with_it)
-        if rates is not None and order is not None:
-            with_it *= rates[:, order[i]]
-        with_it += here * rewards[i]
-        if taken is not None:
-            np.greater(with_it, values[1:], out=taken[:, i])
-        np.maximum(values[1:], with_it, out=values[1:])
+    for end in range(len(f), 0, -ARMS_AT_ONCE):
+        part = slice(max(0, end - ARMS_AT_ONCE), end)
+        clicked = f[part, None] if odds is None else shifted(f[part, None], odds)
+        missed, gained = 1 - clicked, clicked * rewards[part, None]
+        for i in range(end - 1, part.start - 1, -1):
+            np.multiply(values[:-1], missed[i - part.start], out=with_it)
+            if rates is not None and order is not None:
+                with_it *= rates[:, order[i]]
+            with_it += gained[i - part.start]
+            if taken is not None:
+                np.greater(with_it, values[1:], out=taken[:, i])
+            np.maximum(values[1:], with_it, out=values[1:])
     return values
 
 

@@ -20,9 +20,9 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -54,11 +54,26 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GreedyPlan:
-    """The best slates under the estimate: arms (n, H), NO_ARM where nothing is eligible; continuations V (n, H+1)."""
+class Plan:
+    """The best slates under the estimate, and with repeats the optimistic arms that were asked for.
+
+    arms : (n, H), NO_ARM where nothing is eligible
+    continuations : (n, H+1), V
+    optimistic : (n, H), argmax_k of Q_h(k) + bonus under the same V
+    """
 
     arms: Ints
     continuations: Array
+    optimistic: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Optimism:
+    """How a bonus is added to Q: its strength, its rule, and how sessions spread it."""
+
+    beta: float
+    bonus: Bonus
+    spread: Spread | None = None
 
 
 class Planner:
@@ -81,7 +96,7 @@ class Planner:
 
     >>> from worker.bandit.additive import AdditiveModel
     >>> model = AdditiveModel.certain(np.zeros(1), np.array([2.0, -1.0]))
-    >>> Planner(model, [1.0, 3.0], horizon=3).greedy(np.zeros((1, 1))).arms
+    >>> Planner(model, [1.0, 3.0], horizon=3).plan(np.zeros((1, 1))).arms
     array([[1, 1, 0]])
     """
 
@@ -144,52 +159,46 @@ class Planner:
         for first in range(0, len(contexts) if len(self.shown) else 0, rows):
             yield slice(first, min(first + rows, len(contexts)))
 
-    def greedy(self, contexts: Floats, masked: Masked | None = None) -> GreedyPlan:
-        """Plan each row for the highest expected revenue under the estimate (with repeats)."""
-        arms = np.full((len(contexts), self.horizon), NO_ARM, dtype=np.intp)
-        values = np.zeros((len(contexts), self.horizon + 1), dtype=self.dtype)
+    def plan(
+        self,
+        contexts: Floats,
+        masked: Masked | None = None,
+        optimism: Optimism | None = None,
+        *,
+        steps: int | None = None,
+    ) -> Plan:
+        """Plan each row (with repeats), for the first `steps` positions: the whole slate by default."""
+        steps, leaving = steps or self.horizon, self._cascade.rates is not None
+        arms = np.full((len(contexts), steps), NO_ARM, dtype=np.intp)
+        optimistic = np.full(arms.shape, NO_ARM, dtype=np.intp)
+        values = np.zeros((len(contexts), steps + 1), dtype=self.dtype)
         for rows in self.slices(contexts):
             chances = self.heads.probabilities(contexts[rows])
             holes = None if masked is None else masked.within(rows)
-            for h in range(self.horizon - 1, -1, -1):
-                ahead = self._cascade.ahead(values[rows, h + 1], h)
-                gains = self._rewards - ahead
-                gains *= self._cascade.chances(chances, h)
-                if self._cascade.rates is not None:
-                    gains += ahead
-                arms[rows, h], best = self._best(gains, holes)
+            raising = None if optimism is None else self._raising(contexts, rows, chances, optimism)
+            for h in range(steps - 1, -1, -1):
                 kept = values[rows, h + 1]
-                best = best if self._cascade.rates is not None else kept + best
-                values[rows, h] = np.where(arms[rows, h] == NO_ARM, kept, best)
-        return GreedyPlan(arms, values)
+                ahead, here = self._cascade.ahead(kept, h), self._cascade.chances(chances, h)
+                if optimism is not None and raising is not None:
+                    scores = optimism.bonus.scores(self._rewards - ahead, here, raising(here), leaving=leaving)
+                    optimistic[rows, h], _ = self._best(scores + ahead if leaving else scores, holes)
+                gains = self._rewards - ahead
+                gains *= here
+                arms[rows, h], best = self._best(gains + ahead if leaving else gains, holes)
+                values[rows, h] = np.where(arms[rows, h] == NO_ARM, kept, best if leaving else kept + best)
+        return Plan(arms, values, optimistic)
 
-    def optimistic(
-        self,
-        contexts: Floats,
-        continuations: Array,
-        *,
-        beta: float,
-        bonus: Bonus,
-        masked: Masked | None = None,
-        spread: Spread | None = None,
-    ) -> Ints:
-        """Return argmax_k of Q_h(k) + bonus for each row and step: continuations (n, steps+1) → (n, steps)."""
-        arms = np.full((len(contexts), continuations.shape[1] - 1), NO_ARM, dtype=np.intp)
-        for rows in self.slices(contexts):
-            chances, widths = self.heads.probabilities(contexts[rows]), self.heads.widths(contexts[rows])
-            widths *= beta
-            holes = None if masked is None else masked.within(rows)
-            factors = None if spread is None else spread.factors(rows, self.arm_keys, self.dtype)
-            raised = bonus.raised(chances, widths, factors)
-            for h, values in enumerate(continuations[rows].T[1:]):
-                ahead, here = self._cascade.ahead(values, h), self._cascade.chances(chances, h)
-                if here is not chances:
-                    raised = bonus.raised(here, widths, factors)
-                scores = bonus.scores(self._rewards - ahead, here, raised, leaving=self._cascade.rates is not None)
-                if self._cascade.rates is not None:
-                    scores += ahead
-                arms[rows, h], _ = self._best(scores, holes)
-        return arms
+    def _raising(self, contexts: Floats, rows: slice, chances: Array, optimism: Optimism) -> Callable[[Array], Array]:
+        """Return what gives `Bonus.raised` of some rows for their click probabilities at a position."""
+        bonus, spread = optimism.bonus, optimism.spread
+        widths = self.heads.widths(contexts[rows])
+        widths *= optimism.beta
+        factors = None if spread is None else spread.factors(rows, self.arm_keys, self.dtype)
+        raising = partial(bonus.raised, widths=widths, factors=factors, prepared=bonus.prepared(widths))
+        if self._cascade.odds is not None:
+            return raising
+        alike = raising(chances)  # all positions have the same probabilities
+        return lambda here: alike
 
     def _best(self, scores: Array, holes: Holes | None) -> tuple[Ints, Array]:
         """Return the arm of the highest score in each row, NO_ARM where none is eligible, and that score."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import CURVE, Bonus, PaperBonus, Spread, bonus_named
 from worker.bandit.ordering import greedy_slates, optimistic_slates
-from worker.bandit.planning import Masked, Planner
+from worker.bandit.planning import Masked, Optimism, Planner
 from worker.errors import InputError
 
 Keys = NDArray[np.uint32]
@@ -127,7 +127,7 @@ class Greedy(Policy):
 
 def greedy_arms(planner: Planner, contexts: Floats, masked: Masked | None) -> Ints:
     """Return the best slates under the estimate, with or without repeats."""
-    return planner.greedy(contexts, masked).arms if planner.repeats else greedy_slates(planner, contexts, masked)
+    return planner.plan(contexts, masked).arms if planner.repeats else greedy_slates(planner, contexts, masked)
 
 
 # ── optimism: arms of which little is known get a bonus; nothing but ties is left to chance ───────────────────────────
@@ -163,11 +163,9 @@ class Ucbbp(Policy):
 
     def both(self, planner: Planner, sessions: Unplanned) -> tuple[Ints, Ints]:
         """Return the greedy and the optimistic arms (with repeats): (n, H) each."""
-        contexts, masked, spread = sessions.contexts, sessions.masked, sessions.spread(self.spread)
-        plan = planner.greedy(contexts, masked)
-        return plan.arms, planner.optimistic(
-            contexts, plan.continuations, beta=self.beta, bonus=self.bonus, masked=masked, spread=spread
-        )
+        optimism = Optimism(beta=self.beta, bonus=self.bonus, spread=sessions.spread(self.spread))
+        plan = planner.plan(sessions.contexts, sessions.masked, optimism)
+        return plan.arms, plan.optimistic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,10 +238,10 @@ class MyopicUcb(Policy):
 
     def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
         contexts, masked = sessions.contexts, sessions.masked
-        last = np.zeros((len(contexts), 2), dtype=planner.dtype)  # V of the last position and after it
+        optimism = Optimism(beta=self.beta, bonus=self.bonus)
         slates = np.empty((len(contexts), 0), dtype=np.intp)
         for _ in range(1 if planner.repeats else planner.horizon):
-            arms = planner.optimistic(contexts, last, beta=self.beta, bonus=self.bonus, masked=masked)
+            arms = planner.plan(contexts, masked, optimism, steps=1).optimistic
             slates = np.hstack([slates, arms])
             masked = _without(planner, masked, arms)
         return Slates.certain(np.repeat(slates, planner.horizon, axis=1) if planner.repeats else slates, True)

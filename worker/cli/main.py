@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ COMMANDS = {
     "parameters": "show, export, compare, roll back, freeze and unfreeze parameters",
     "arms": "add, price, retire and list ads, or make them those of a file",
     "record": "write the topics of Kafka to a log file",
+    "import": "turn a table of impressions of another system into a log",
+    "export": "write the sessions of a log as a table for other tools",
     "replay": "repeat a recorded log, and report the first difference",
     "evaluate": "estimate from a recorded log what another policy would have earned",
     "bench": "measure this machine, as ratios within one run",
@@ -71,7 +74,8 @@ def load(name: str) -> CommandSpec:
     if name not in COMMANDS:
         near = did_you_mean(name, COMMANDS) or ";"
         raise InputError(f"unknown command {name!r}{near} one of {', '.join(COMMANDS)} (see adcascade --help)")
-    command: CommandSpec = importlib.import_module(f"worker.cli.{name}").COMMAND
+    module = f"{name}_" if keyword.iskeyword(name) else name
+    command: CommandSpec = importlib.import_module(f"worker.cli.{module}").COMMAND
     return command
 
 

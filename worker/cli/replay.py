@@ -12,12 +12,13 @@ from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.times import time_span
-from worker.console import progress, table, write_result
+from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
 from worker.replay.report import ReplayReport
 from worker.replay.verify import verify
 from worker.stream.topology import Topics
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import ROUNDING
 
 SHOWN: Final = 5  # mismatches in the report for people
@@ -48,6 +49,11 @@ OPTIONS = (
         parse=number(least=0),
         default=ROUNDING,
     ),
+    Option(
+        "output",
+        "with --relearn: file for the newest version, as `adcascade parameters export` writes it",
+        metavar="FILE",
+    ),
     JSON,
     replace(CATALOG, help=f"with --relearn: {CATALOG.help}"),
     *SETTINGS,
@@ -60,6 +66,9 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--verify and --relearn are two different replays: give one of them")
     if options.catalog is not None and not options.relearn:
         raise InputError("--catalog is for --relearn: --verify uses the arms of the recorded versions")
+    if options.output is not None and not options.relearn:
+        raise InputError("--output is for --relearn: --verify makes no version that is not in the log")
+    check_writable(options.output, options.json)
     common: dict[str, Any] = {
         "topics": Topics(options.prefix),
         "skip_bad": options.skip_bad,
@@ -69,6 +78,9 @@ def run(options: argparse.Namespace) -> int:
     if options.relearn:
         arms = read_arms(options.catalog, declared=declared_ads(options))
         report = relearn(options.file, changes=_changes(options), arms=list(arms) or None, **common)
+        if options.output is not None and report.learned is not None:
+            write_file(options.output, encode_parameters(report.learned) + b"\n")
+            note(f"wrote {options.output}: version {report.learned.version}, sha256 {report.learned.sha256}")
     else:
         report = verify(options.file, **common)
     notes = [*warnings(report), *mismatches(report)]
@@ -130,7 +142,10 @@ def warnings(report: ReplayReport) -> list[str]:
     found = [
         f"unverified: {count:,} decisions, because {missing[what]} not in the log"
         for what, count in sorted(report.unverified_because.items())
+        if what in missing
     ]
+    if imported := report.unverified_because["imported"]:
+        found.append(f"nothing to verify: {imported:,} decisions of another system, which were imported")
     if report.unfolded and report.mode == "verify":
         found.append(
             f"not folded again: {report.unfolded:,} versions, because the journal before them is not in the log"
@@ -168,7 +183,7 @@ COMMAND = CommandSpec(
     examples=(
         "adcascade demo --record log.gz && adcascade replay log.gz",
         "adcascade replay log.gz --verify --json -",
-        "adcascade replay log.gz --relearn",
+        "adcascade replay log.gz --relearn --output learned.json",
         "adcascade replay log.gz --relearn --estimator newton --beta 2",
         "adcascade replay clicks-only.jsonl --relearn --dim 16 --catalog arms.json",
         "for t in arrivals clicks decisions journal parameters; do \\",

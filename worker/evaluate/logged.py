@@ -35,6 +35,7 @@ NO_SLATE: Final = "slate not in the log"
 UNCERTAIN: Final = "uncertain which slate was shown"
 CONTRADICTS: Final = "contradicts its version"
 FALLBACK: Final = "served by the fallback"
+IMPORTED: Final = "imported, of a policy that is not known"
 BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
 
@@ -104,7 +105,7 @@ class LoggedSessions:
                 mode=opened.modes[0] if opened.modes else "none",
                 context=pack_context(opened.context),
                 exclude=opened.exclude,
-                propensity=decision.propensity if decision else nan,
+                propensity=nan if decision is None or decision.propensity is None else decision.propensity,
                 answered=shown,
                 clicked=clicked,
             )
@@ -128,6 +129,8 @@ class LoggedSessions:
         opened = openings[0]
         if opened.modes[:1] == ("fallback",):
             return FALLBACK
+        if opened.modes[:1] == ("imported",):
+            return IMPORTED
         known = self._known.get(opened.parameters_version)
         if known is None or len(opened.context) != known.settings.dim:
             return NO_VERSION

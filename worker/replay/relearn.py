@@ -112,6 +112,7 @@ class Relearner:
             self._progress(end)
         while self._orders:
             self._apply_order()
+        self._report.learned = self._learner.current
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

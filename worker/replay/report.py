@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
+from worker.stream.parameters import Parameters
 
 Status: TypeAlias = Literal["folded", "rounded", "recorded", "differs"]
 
@@ -36,6 +37,7 @@ class ReplayReport:
     journal_holes : first and last missing offset of the first holes in the journal
     slates_recorded, slates_planned : slates taken from the log, and slates planned here, when learning is repeated
     lost_after : last version before a rollback to a version that the log lacks; None if there was no such rollback
+    learned : newest version, when learning is repeated
     """
 
     mode: str
@@ -60,6 +62,7 @@ class ReplayReport:
     slates_recorded: int = 0
     slates_planned: int = 0
     lost_after: int | None = None
+    learned: Parameters | None = None
 
     @property
     def events(self) -> int:
@@ -97,7 +100,7 @@ class ReplayReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in its JSON form."""
-        names = [one.name for one in fields(self) if one.name not in ("findings", "first_bad")]
+        names = [one.name for one in fields(self) if one.name not in ("findings", "first_bad", "learned")]
         if self.mode != "relearn":
             names = [name for name in names if name not in ("slates_recorded", "slates_planned", "lost_after")]
         names += ["events", "mismatches", "unverified", "unfolded", "rounded"]

@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - A decision is planned under the version that it names: from the arrival of its session, or, if the log lacks that,
-  from `opened` in the journal. Sessions are planned in batches.
+  from `opened` in the journal. Sessions are planned in batches. An imported one was planned by another system.
 - A decision at position p shows the tail of that slate from p on. For p > 1 the log has feedback that passed over
   p − 1. All fields are compared, numbers to a relative 1e-9, because exponentials differ in the last bit between kinds
   of machines. Tokens are not compared: the secret is not in the log.
@@ -94,7 +94,7 @@ class DecisionAudit:
         groups: dict[int, list[tuple[SessionTrace, Arrival]]] = {}
         known = self._versions.known
         for trace in traces:
-            named = {decision.parameters_version for _, decision in trace.decisions}
+            named = {decision.parameters_version for _, decision in trace.decisions if decision.mode != "imported"}
             named.update(opened.parameters_version for _, opened in trace.openings)
             for version in named:
                 if version in known:
@@ -113,6 +113,9 @@ class DecisionAudit:
     def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:
         report, version = self._report, decision.parameters_version
         report.modes[decision.mode] += 1
+        if decision.mode == "imported":
+            report.unverified_because["imported"] += 1
+            return
         if version not in self._versions.known:
             report.unverified_because["version"] += 1
             return
@@ -211,6 +214,8 @@ class DecisionAudit:
         version = (opened or trace.decisions[0][1]).parameters_version
         slates = planned.get((trace, version), ())
         slate = opened.slate if opened else slates[0].arms if slates else ()
+        if not opened and trace.decisions[0][1].mode == "imported":
+            slate = trace.decisions[0][1].slate
         last = trace.arrived_at + self._timeout
         shown, clicked = answered(slate, trace.feedback, whole_slate=False, first=trace.arrived_at, last=last)
         if clicked:

@@ -63,7 +63,7 @@ def encode_episode(event: Episode) -> bytes:
 
 def encode_decision(event: Decision) -> bytes:
     """Encode a decision."""
-    if not isfinite(event.propensity + event.value):
+    if not isfinite((event.propensity or 0.0) + event.value):
         _check_finite((event.propensity,), "propensity")
         _check_finite((event.value,), "value")
     return _encode(event)

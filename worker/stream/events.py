@@ -35,11 +35,11 @@ TOPICS: Final = (
     "dead-letters",
 )
 
-Mode: TypeAlias = Literal["warmup", "random", "fallback", "explore", "exploit", "none"]
+Mode: TypeAlias = Literal["warmup", "random", "fallback", "explore", "exploit", "none", "imported"]
 
 #: How an arm was chosen. The first three hold for a whole session, `explore` and `exploit` per position; `none` means
-#: that no arm was eligible.
-MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+#: that no arm was eligible. Another system's choice is `imported`: only logs have it (`adcascade import`).
+MODES: Final[tuple[Mode, ...]] = tuple(mode for mode in get_args(Mode) if mode != "imported")
 
 Reason: TypeAlias = Literal[
     "undecodable",
@@ -110,7 +110,7 @@ SelectionMode: TypeAlias = Annotated[
     Mode,
     described(
         "Selection mode of the arm. warmup, random and fallback apply to a whole session, explore and exploit to one "
-        "position. none: no arm was eligible."
+        "position. none: no arm was eligible. imported: another system chose it (only in logs of adcascade import)."
     ),
 ]
 ServedBy: TypeAlias = Annotated[Count, described("Version of the parameters that planned the slate.")]
@@ -173,9 +173,14 @@ class Decision(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     arm: Annotated[Identifier | None, described("Arm to show now, the first of slate; null in mode none.")]
     slate: Annotated[tuple[Identifier, ...], described("Arms of this and all later positions; empty in mode none.")]
     mode: SelectionMode
-    propensity: Annotated[Probability, described("Probability of choosing this arm here, given the earlier positions.")]
+    propensity: Annotated[
+        Probability | None,
+        described(
+            "Probability of choosing this arm here, given the earlier positions. null: unknown, only in mode imported."
+        ),
+    ]
     parameters_version: ServedBy
-    value: Annotated[Number, described("Expected revenue from this position on.")]
+    value: Annotated[Number, described("Expected revenue from this position on; 0 in mode imported.")]
     tokens: Annotated[
         tuple[str, ...] | None,
         described("Tokens to return with the feedback, one per arm of slate. Present if the worker has a secret."),

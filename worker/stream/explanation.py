@@ -364,7 +364,7 @@ def _in_order(
 ) -> Ints:
     """Return the arms in the order in which a slate without repeats shows them, as serving computes it."""
     columns = planner.by_falling_revenue
-    if not planner.cascade.is_plain and parameters.settings.policy != MyopicUcb.name:
+    if planner.cascade.rates is not None and parameters.settings.policy != MyopicUcb.name:
         heads, contexts = planner.heads, context[None, :]
         chances = heads.probabilities(contexts)
         if explores:
