@@ -239,7 +239,7 @@ class AdditiveModel(LinearModel):
         if not np.isin(np.arange(self.precision.dim), rows).all():
             context, arms = self.said()
             theta = precision.solve(chosen(context, rows, 0), arms)
-        return replace(self.updated(theta, precision), prior_precision=prior)
+        return replace(self, theta_context=theta[0], theta_arms=theta[1], precision=precision, prior_precision=prior)
 
     def choose_arms(self, arms: Sequence[int]) -> AdditiveModel:
         return replace(self, theta_arms=self.theta_arms[list(arms)], precision=self.precision.choose_arms(arms))
