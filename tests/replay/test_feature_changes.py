@@ -12,8 +12,11 @@ import pytest
 from worker.cli.main import main
 from worker.embedded.runner import Embedded
 from worker.logs.format import LogWriter
+from worker.replay.verify import verify
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, FeaturesChange
 from worker.stream.features import Features
+from worker.stream.learner import Learner
+from worker.stream.parameters import decode_parameters
 
 from ..golden.recording import Run
 from .logs import DEFAULTS, lines_of, of, payload, without, write
@@ -55,7 +58,10 @@ ORDERS = (
 
 
 class Changing(Run):
-    """Users of clients that change their names ten seconds before the model does, or after it."""
+    """Half of the clients use new names a second after the order, before the model does; half nine seconds later.
+
+    Every fifth arrival comes again, perhaps when another version serves.
+    """
 
     def _send(self, at: int, topic: str, name: str, value: bytes) -> None:
         if topic == self.topics.arrivals:
@@ -70,6 +76,8 @@ class Changing(Run):
             else:
                 context |= {"paid": amount, "visits": visits if seconds < 78 else ("many" if visits > 0 else "few")}
             value = orjson.dumps({**document, "context": context})
+            if number % 5 == 0:
+                super()._send(at + 3_000, topic, name, value)
         super()._send(at, topic, name, value)
 
 
@@ -88,25 +96,34 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     settings |= {"model": request.param}
     with LogWriter(path) as log:
         run = Changing(sessions=1200, rate=10, seed=5, oddities=False, tap=log, settings=DEFAULTS | settings)
-        for name, context in list(run.contexts.items())[::7]:  # arrivals that come again, after a change as well
-            at = 1_700_000_000_000
-            del context, at, name
         runner = run.go(ORDERS)
     return Recorded(path, runner)
 
 
 def test_every_arrival_is_answered_and_learning_goes_on(recorded: Recorded) -> None:
-    tally = recorded.runner.tally
-    assert tally.dead == {}
-    assert tally.opened == 1200
+    tally, newest = recorded.runner.tally, recorded.runner.versions.newest
+    assert (tally.dead, tally.opened, tally.repeated) == ({}, 1200, 240)
     episodes = [payload(line) for line in of(lines_of(recorded.path), "episodes")]
     assert sum(one["sessions"] for one in episodes) == 1200
-    assert [one for one in episodes if one.get("rejected")] == []
-    newest = recorded.runner.versions.newest
+    assert [one for one in episodes if "rejected" in one] == []
+    assert newest.folds == 11, "the first window has too few sessions for a scale"
     assert newest.settings.features is not None
     assert newest.settings.features.declared == THIRD
-    assert newest.folds == 12
-    print(newest.standardisation, newest.observations)
+    reasons = [example for kind, _, example in tally.troubles if kind == "order-refused"]
+    assert reasons == [
+        "sessions under the features before version 3 may be open until 2023-11-14 22:14:19 UTC: give the order "
+        "again then"
+    ]
+
+
+def test_a_learner_restarted_at_any_version_makes_the_same_versions(recorded: Recorded) -> None:
+    lines = lines_of(recorded.path)
+    published = [decode_parameters(line["payload"].encode()) for line in of(lines, "parameters")]
+    journal = [(line["offset"], line["payload"].encode(), line["ts"]) for line in of(lines, "journal")]
+    for index, version in enumerate(published):
+        learner = Learner(version.settings, version.arms, published[: index + 1], with_episodes=False)
+        made = learner.handle(journal[learner.resume_offset :]).versions
+        assert [one.sha256 for one in made] == [one.sha256 for one in published[index + 1 :]]
 
 
 @pytest.mark.parametrize("how", ["--verify", "--relearn"])
@@ -115,3 +132,23 @@ def test_both_replays_reproduce_the_log(recorded: Recorded, how: str, capsys: An
     report = orjson.loads(capsys.readouterr().out)
     assert report["mismatches"] == report["unverified"] == 0
     assert report["versions"][-1]["sha256"] == recorded.runner.versions.newest.sha256
+
+
+def test_without_the_journal_decisions_are_checked_by_the_arrivals(recorded: Recorded, tmp_path: Path) -> None:
+    report = verify(write(tmp_path / "log.jsonl", without(lines_of(recorded.path), "journal")))
+    assert report.findings.count == 0
+    assert report.modes.total() > 1200
+
+
+def test_another_policy_is_evaluated_on_the_log(recorded: Recorded, capsys: Any) -> None:
+    assert main(["evaluate", str(recorded.path), "--policy", "greedy", "--json", "-"]) == 0
+    report = orjson.loads(capsys.readouterr().out)
+    assert report["sessions"] + report["warmup"] + sum(report["left_out"].values()) == 1200
+    assert report["left_out"].get("contradicts its version", 0) == 0
+
+
+def test_learning_again_with_another_setting_reads_the_sessions_of_all_declarations(
+    recorded: Recorded, capsys: Any
+) -> None:
+    assert main(["replay", str(recorded.path), "--relearn", "--ridge", "2", "--json", "-"]) == 0
+    assert orjson.loads(capsys.readouterr().out)["sessions"] == 1200
