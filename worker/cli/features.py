@@ -61,11 +61,6 @@ def _wanted(options: argparse.Namespace, newest: Parameters) -> tuple[Features, 
             "no features are declared: name a settings file that has [features.context] or [features.ads] (--config)"
         )
     renamed, published = dict(options.rename), newest.settings.features
-    if declared.context and (published is None or not published.context):
-        raise InputError(
-            f"contexts of version {newest.version} are lists of {newest.settings.dim} numbers: named features need "
-            "topics (--prefix) or a state folder of their own"
-        )
     wanted = wanted_features(declared, published, renamed)
     return wanted, differences(published, wanted, renamed)
 

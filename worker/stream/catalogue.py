@@ -147,7 +147,6 @@ def _with_features(current: Parameters, order: FeaturesChange) -> Parameters | R
     before, renamed = current.settings.features, order.renamed
     try:
         features = wanted_features(features_of(order.features), before, renamed)
-        _check_named(before, features)
         if not differences(before, features, renamed):
             return None
         changed = recast(current, features, renamed)
@@ -165,16 +164,6 @@ def _with_features(current: Parameters, order: FeaturesChange) -> Parameters | R
         # The width of a column of which nothing is known exceeds the thresholds for every session that has it.
         return replace(changed, clock=clock, thresholds=(NEVER,) * current.settings.horizon, ties=())
     return replace(changed, clock=clock)
-
-
-def _check_named(before: Features | None, features: Features) -> None:
-    named = before is not None and bool(before.context)
-    if named != bool(features.context):
-        now, wanted = ("an object of names" if one else "a list of numbers" for one in (named, not named))
-        raise InputError(
-            f"a context is {now}, and would be {wanted}: such a model needs topics (--prefix) or a state folder of "
-            "its own"
-        )
 
 
 def _former(current: Parameters, features: Features, renamed: Mapping[str, str]) -> FormerFeatures:

@@ -47,9 +47,14 @@ def features_of(document: Any) -> Features:
 def wanted_features(declared: Features, published: Features | None, renamed: Renamed) -> Features:
     """Return a declaration with what is known of its features; a part that it leaves out is the published one.
 
-    Raise `InputError` if a renamed feature does not fit.
+    Raise `InputError` if contexts are plain, or if a renamed feature does not fit.
     """
     context, ads, crosses = _parts(published)
+    if declared.context and not context:
+        raise InputError(
+            "contexts of this model are lists of numbers: one with named features needs topics (--prefix) or a state "
+            "folder of its own"
+        )
     _check_renamed(declared, published, renamed)
     return Features(
         context=tuple(_known(feature, context, renamed) for feature in declared.context) or context,
