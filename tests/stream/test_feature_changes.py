@@ -234,8 +234,8 @@ def test_a_new_number_of_ads_gets_its_scale_when_ads_have_it() -> None:
 def test_orders_that_make_no_sense_are_refused_with_one_line() -> None:
     plain = Parameters.first(LearningSettings(dim=2), ())
     assert refused(plain, declared(ads={}, crosses=[])) == (
-        "contexts of this model are lists of numbers: one with named features needs topics (--prefix) or a state folder "
-        "of its own"
+        "contexts of this model are lists of numbers: one with named features needs topics (--prefix) or a state "
+        "folder of its own"
     )
     wide = declared({**CONTEXT, "word": {"hashed": 3000}})
     assert "'word' has the most, 3,000: hash it into fewer, or leave it out" in refused(learned(), wide)

@@ -149,8 +149,9 @@ def _with_features(current: Parameters, order: FeaturesChange) -> Parameters | R
         features = wanted_features(features_of(order.features), before, renamed)
         if not differences(before, features, renamed):
             return None
+        dim = features.dim or current.settings.dim
+        check_columns(replace(current.settings, features=features, dim=dim), len(current.arms))
         changed = recast(current, features, renamed)
-        check_columns(changed.settings, len(changed.arms))
         if reason := too_large(changed):
             widths = [*features.named_widths, *((one.name, one.width) for one in features.ads)]
             raise InputError(f"{reason}; of the features, {widest(widths)}")
