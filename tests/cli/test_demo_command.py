@@ -16,7 +16,6 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from tests.simulation.test_beside import is_gone
 
 from tests.programs import eventually
 from worker.logs.format import LogReader
@@ -28,6 +27,14 @@ QUICK = "demo --episodes 3 --users 20 --report none"
 
 
 # ── machines ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether there is no such process, or only the entry that its parent has not removed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def test_json_on_standard_output_is_alone_there_and_complete(adcascade):

@@ -27,7 +27,7 @@ device = ["mobile", "desktop"]
 price = "number"
 brand = ["n"]
 """
-ADS = Features.of_table({"ads": {"price": "number", "brand": ["n"]}}).ads
+ADS = Features.of_table({"ads": {"price": "number", "brand": ["n", "7"]}}).ads
 
 
 def resolved(tmp_path: Path, text: str, *flags: str) -> argparse.Namespace:
@@ -134,7 +134,7 @@ def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: s
             "x.json",
             '[{"arm":"a","reward":1},{"arm":"b","price":1}]',
             None,
-            "2 has no reward; if 'price' is meant, rename",
+            "2 has no reward: add what a click on the ad earns, such as your CPC",
         ),
         ("x.csv", "a,1\n", None, "row 1, the header 'a,1' has no arm"),
         ("x.csv", "id,reward\na,1\n", None, "header 'id,reward' has no arm; if 'id' is meant, rename it to arm"),
@@ -154,8 +154,25 @@ def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: s
         ("x.csv", "arm,reward,x\na,1,3\nb,1,-inf\n", None, "row 3, x: must be a finite number, not -inf"),
         ("x.json", '[{"arm":"a","reward":1,"x":1},{"arm":"b","reward":1}]', None, "entry 2 has no x, which"),
         ("x.json", '[{"arm":"a","reward":1,"price":"3","brand":"n"}]', ADS, "entry 1, price: a number is declared"),
-        ("x.json", '[{"arm":"a","reward":1,"x":null}]', None, "entry 1, x: a feature must be a number or a text"),
+        (
+            "x.json",
+            '[{"arm":"a","reward":1,"x":null}]',
+            None,
+            "entry 1, x: a feature must be a number, a text,",
+        ),
         ("x.toml", '[[arms]]\narm = "a"\nreward = 1\nx = nan\n', None, "entry 1, x: must be a finite number"),
+        (
+            "x.csv",
+            "arm,reward,price,brand\na,1,3,nn\n",
+            ADS,
+            "row 2, brand: .nn. is not a listed .*; did you mean n\\?",
+        ),
+        (
+            "x.csv",
+            "arm,reward,price,brand\na,1,3,x\n",
+            ADS,
+            "not a listed value; values are n, 7. .*features apply",
+        ),
     ],
 )
 def test_a_wrong_catalogue_is_refused_in_one_line_with_row_and_column(
@@ -165,6 +182,40 @@ def test_a_wrong_catalogue_is_refused_in_one_line_with_row_and_column(
     with pytest.raises(InputError, match=message) as caught:
         read_arms(str(tmp_path / name), declared=declared)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("encoding", "code"), [("latin-1", "WINDOWS-1252"), ("utf-16", "UTF-16")])
+def test_a_catalogue_in_another_encoding_is_refused_with_the_conversion(
+    tmp_path: Path, encoding: str, code: str
+) -> None:
+    path = tmp_path / "ads.csv"
+    path.write_text("arm,reward\ncafé,1\n", encoding=encoding)
+    with pytest.raises(InputError, match=rf"row [12] is not UTF-8; .*: iconv -f {code} -t UTF-8 {path} > con"):
+        read_arms(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.csv", "arm,reward,organic\na,1,true\nb,1,False\n"),
+        ("x.json", '[{"arm":"a","reward":1,"organic":true},{"arm":"b","reward":1,"organic":false}]'),
+    ],
+)
+def test_booleans_of_ads_are_numbers(tmp_path: Path, name: str, text: str) -> None:
+    declared = Features.of_table({"ads": {"organic": "boolean"}}).ads
+    (tmp_path / name).write_text(text)
+    arms = read_arms(str(tmp_path / name), declared=declared)
+    assert [dict(arm.features) for arm in arms] == [{"organic": 1.0}, {"organic": 0.0}]
+
+
+def test_a_table_that_a_command_does_not_use_is_noted(tmp_path: Path, monkeypatch, adcascade) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all.toml").write_text(TABLES)
+    noted = "--config all.toml: `adcascade traffic` does not use [features]\n"
+    assert adcascade("traffic --write-arms arms.json --config all.toml").err == noted
+    assert "does not use" not in adcascade("serve --beta x --config all.toml").err
+    monkeypatch.setenv("ADCASCADE_CONFIG", "all.toml")  # for all commands
+    assert adcascade("traffic --write-arms arms.json").err == ""
 
 
 def test_a_catalogue_needs_no_further_column_for_the_revenue_as_a_feature(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ def test_a_tagged_version_outlives_the_last_eight_and_is_rolled_back_to(ask: Ask
     for reference in ("good", number, file):
         assert ask("parameters show --version good")["sha256"] == old["sha256"]
         say(f"explain --version {number} --context '[0.1, 0.2, 0.3]'")
+        newest = ask("parameters show")["version"]
+        assert say("explain --context '[0.1, 0.2, 0.3]'").startswith(f"version {newest}: ")
         zero = ask("parameters rollback 0")
         assert ask(f"parameters rollback {reference}")["version"] == zero["version"] + 1
         now = ask("parameters show")

@@ -18,7 +18,7 @@ from worker.errors import InputError
 from worker.http.settings import HttpSettings
 from worker.kafka.settings import WorkerSettings
 from worker.simulation.demo.run import DemoSettings
-from worker.simulation.experiment import ExperimentSettings
+from worker.simulation.experiment.settings import ExperimentSettings
 from worker.simulation.traffic.generator import TrafficSettings
 from worker.stream.decoding import Limits
 from worker.stream.settings import LearningSettings

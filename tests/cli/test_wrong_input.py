@@ -84,7 +84,7 @@ WRONG = {
     "evaluate log --parameters /nowhere": "No such file",
     "evaluate log --prefix other": "try --prefix ads",
     "evaluate log --parameters any --estimator newton": "contradict",
-    "explain --context [0]": "either --parameters FILE or --version VERSION",
+    "explain --context [0]": "--parameters FILE, --state DIR or --broker is needed",
     "explain --parameters file": "--context is missing",
     "explain --parameters - --context -": "both",
     "explain --parameters nowhere.json --context [0]": "No such file",

@@ -128,6 +128,17 @@ async def test_a_session_without_eligible_ads_is_empty_and_one_whose_time_is_ove
         assert (await gateway.feedback(1, "cap")).ended == "expired"
 
 
+async def test_a_click_after_the_time_of_its_session_is_sent_counted_as_late_and_answered_as_expired() -> None:
+    async with gateway_on() as gateway:
+        await gateway.arrive()
+        assert (await gateway.feedback(1, "cap", True, occurred_at=11_000)).ended == "clicked"  # in time
+        gateway.now = 11_001
+        await gateway.arrive("t")
+        assert await gateway.feedback(1, "cap", True, session_id="t") == Answer("t", None, "expired")
+        assert [record.topic for record in gateway.transport.sent].count("clicks") == 2  # the workers count it as well
+        assert gateway.service.late_feedback == 1
+
+
 async def test_a_session_of_another_gateway_goes_on_here() -> None:
     transport = FakeTransport()
     async with gateway_on(transport) as gateway:
@@ -325,7 +336,7 @@ async def test_the_metrics_are_those_of_the_catalogue_and_count() -> None:
         await gateway.arrive()
         await gateway.feedback(1, "cap", True)
         registry = CollectorRegistry()
-        registry.register(GatewayMetrics(gateway.exchange, gateway.model))
+        registry.register(GatewayMetrics(gateway.exchange, gateway.model, gateway.service))
         assert {metric.name for metric in registry.collect()} == {
             spec.name.removesuffix("_total") for spec in GATEWAY_CATALOGUE
         }

@@ -12,9 +12,11 @@ from jsonschema import Draft202012Validator
 import worker
 from tests.http.running import HttpClient, Memory, http
 from worker.errors import InputError
+from worker.http.application import problem_in
 from worker.http.pages import openapi
-from worker.http.problems import PROBLEMS
+from worker.http.problems import PROBLEMS, problem_of
 from worker.http.requests import MOST_BATCH
+from worker.http.service import UnknownSessionError
 from worker.http.settings import ApiKeys, HttpSettings, read_keys
 from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS, MODES, MOST
@@ -111,6 +113,49 @@ def test_a_mistake_of_the_client_is_a_problem_with_a_reason(client, path, body, 
     assert (got, problem["status"], problem["reason"]) == (status, status, reason)
     assert headers["content-type"] == "application/problem+json"
     assert conforms(problem, "Problem")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "detail"),
+    [
+        (
+            "/v1/sessions",
+            {"sesion_id": "s", "context": [1, 2]},
+            "'sesion_id' is not a field of this request; did",
+        ),
+        ("/v1/sessions", {"utm": 1, "sessionId": "s", "context": [1, 2]}, "did you mean session_id?"),
+        ("/v1/sessions", {"session_id": "s", "contxt": [1, 2]}, "did you mean context?"),
+        ("/v1/sessions/x/feedback", {"position": 1, "arm": "a", "click": True}, "did you mean clicked?"),
+        ("/v1/sessions/x/feedback", {"positon": 1, "arm": "a", "clicked": True}, "did you mean position?"),
+        ("/v1/sessions/x/feedback", {"utm": 1, "arm": "a", "clicked": True}, "missing required field `position`"),
+        ("/v1/sessions", {"utm": 1, "session_id": 5, "context": [1, 2]}, "Expected `str | null`, got `int`"),
+    ],
+)
+def test_a_misspelt_field_is_refused_with_the_one_that_is_missing(client, path, body, detail):
+    status, problem = client.json("POST", path, body)
+    assert (status, problem["reason"]) == (400, "invalid")
+    assert detail in problem["detail"]
+
+
+def test_other_fields_are_ignored(client):
+    body = {"session_id": "more", "context": [1, 2], "contexts": 5, "utm_source": "mail"}
+    decision = client.json("POST", "/v1/sessions", body)[1]
+    body = {**decision, "clicked": False, "sessionId": "more"}  # a client may send back what it got
+    assert client.json("POST", "/v1/sessions/more/feedback", body)[1]["position"] == 2
+    body = {"requests": [{"sesion_id": "more", "position": 1, "arm": "a", "clicked": True}]}
+    assert "session_id?" in client.json("POST", "/v1/batch/feedback", body)[1]["answers"][0]["detail"]
+
+
+def test_a_session_that_is_over_is_another_problem_than_one_that_never_was():
+    status, body = problem_of(problem_in(UnknownSessionError("2 s too late", over=True)))
+    assert (status, json.loads(body)["reason"]) == (410, "session-over")
+    assert conforms(json.loads(body), "Problem")
+
+
+def test_an_example_of_a_context_needs_a_key_and_the_page_that_shows_it_does_not(guarded):
+    assert guarded.ask("GET", "/v1/")[0] == 200
+    assert guarded.ask("GET", "/v1/example.json")[0] == 401
+    assert guarded.json("GET", "/v1/example.json", Authorization=f"Bearer {KEY}") == (200, [0, 0])
 
 
 def test_a_whole_number_may_be_written_as_a_float(client):

@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,11 @@ session_column = "visit"
 """
 CATALOG = "arm,reward\na,1.5\nb,2\nc,1\n"
 HEADER = "visit,time,position,ad,clicked,age,device"
-#: s2 clicks at position 2, s1 passes all three, s3 leaves at position 2, s4 at position 1; in no order.
+#: s2 clicks at position 2 of 3, s1 passes all three, s3 leaves at position 2, s4 at position 1; in no order.
 ROWS = """\
 s2,1767225700,2,c,1,,desktop
 s1,1767225600,1,a,0,31,mobile
+s2,1767225701,3,b,0,,desktop
 s1,1767225610,2,b,0,31,mobile
 s3,1767225800,1,a,0,,
 s1,1767225620,3,c,0,31,mobile
@@ -44,33 +45,27 @@ s4,1767225900,1,b,0,44,watch
 """
 TABLE = f"{HEADER}\n{ROWS}"
 
-Import = Callable[..., list[Document]]
+USUAL = "--catalog ads.csv --config serve.toml"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "serve.toml").write_text(CONFIG)
-    (tmp_path / "ads.csv").write_text(CATALOG)
-    return tmp_path
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("serve.toml").write_text(CONFIG)
+    Path("ads.csv").write_text(CATALOG)
 
 
-@pytest.fixture
-def usual(folder: Path) -> list[str]:
-    return ["--catalog", str(folder / "ads.csv"), "--config", str(folder / "serve.toml")]
+def run(command: str) -> int:
+    return main(command.split())
 
 
-@pytest.fixture
-def imported(folder: Path, usual: list[str]) -> Import:
-    """Import a table, declared and with a catalogue unless other arguments are given; return the log."""
-
-    def run(content: str | bytes, *arguments: str, name: str = "table.csv") -> list[Document]:
-        table, log = folder / name, folder / "log.jsonl"
-        log.unlink(missing_ok=True)
-        table.write_bytes(content if isinstance(content, bytes) else content.encode())
-        assert main(["import", str(table), "--output", str(log), *(arguments or usual)]) == 0
-        return lines_of(log)
-
-    return run
+def imported(content: str | bytes, arguments: str = USUAL, name: str = "t.csv") -> list[Document]:
+    """Import a table; return the log."""
+    log = Path("log.jsonl")
+    log.unlink(missing_ok=True)
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert run(f"import {name} --output {log} {arguments}") == 0
+    return lines_of(log)
 
 
 def records(lines: list[Document], name: str) -> list[Document]:
@@ -80,7 +75,7 @@ def records(lines: list[Document], name: str) -> list[Document]:
 # ── exact records ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_table_becomes_version_0_arrivals_slates_and_feedback(imported: Import) -> None:
+def test_a_table_becomes_version_0_arrivals_slates_and_feedback() -> None:
     lines = imported(TABLE)
     assert [(one["session_id"], one["occurred_at"], one["context"]) for one in records(lines, "arrivals")] == [
         ("s1", 1767225600000, {"age": 31.0, "device": "mobile"}),
@@ -93,7 +88,7 @@ def test_a_table_becomes_version_0_arrivals_slates_and_feedback(imported: Import
         {**decision, "session_id": session, "arrived_at": at, "arm": slate[0], "slate": list(slate)}
         for session, at, slate in (
             ("s1", 1767225600000, "abc"),
-            ("s2", 1767225690000, "ac"),
+            ("s2", 1767225690000, "acb"),
             ("s3", 1767225790000, "ab"),
             ("s4", 1767225900000, "b"),
         )
@@ -109,8 +104,8 @@ def test_a_table_becomes_version_0_arrivals_slates_and_feedback(imported: Import
     assert [feature["name"] for feature in version["features"]["context"]] == ["age", "device"]
 
 
-def test_where_only_clicks_are_reported_a_shorter_session_has_passed_everything(imported: Import, usual) -> None:
-    feedback = records(imported(TABLE, *usual, "--unanswered", "passed"), "clicks")
+def test_where_only_clicks_are_reported_a_shorter_session_has_passed_everything() -> None:
+    feedback = records(imported(TABLE, f"{USUAL} --unanswered passed"), "clicks")
     assert [(one["session_id"], one["position"]) for one in feedback] == [("s1", 3), ("s2", 2), ("s3", 2), ("s4", 1)]
 
 
@@ -125,11 +120,6 @@ def nested(row: Document) -> Document:
     return {"visit": row["visit"], "time": int(row["time"]) * 1000, "user": [user], **display}
 
 
-def dated(row: Document) -> Document:
-    moment = np.datetime64(int(row["time"]), "s").item().isoformat()
-    return {**row, "time": f"{moment}Z", "clicked": {"0": "false", "1": "TRUE"}[row["clicked"]]}
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -138,33 +128,27 @@ def dated(row: Document) -> Document:
         ("t.csv", TABLE.replace(",", ";")),
         ("t.jsonl", as_objects()),
         ("t.json", as_objects(nested)),
-        ("t.ndjson", as_objects(dated)),
-        ("t.csv", f"{HEADER}\n" + "".join(random.Random(7).sample(ROWS.splitlines(keepends=True), 8))),
+        ("t.csv", f"{HEADER}\n" + "".join(random.Random(7).sample(ROWS.splitlines(keepends=True), 9))),
     ],
 )
-def test_any_format_and_any_order_of_rows_give_the_same_log(imported: Import, name: str, content: Any) -> None:
+def test_any_format_and_any_order_of_rows_give_the_same_log(name: str, content: Any) -> None:
     assert imported(content, name=name) == imported(TABLE)
 
 
-def test_parquet_is_read_with_pyarrow_and_refused_without_it_in_one_line(imported, folder, monkeypatch, capsys) -> None:
-    rows = [nested(orjson.loads(row)) for row in as_objects().splitlines()]
-    batch = SimpleNamespace(to_pylist=lambda: rows)
-    pyarrow, parquet = ModuleType("pyarrow"), ModuleType("pyarrow.parquet")
-    pyarrow.ArrowException = ValueError  # type: ignore[attr-defined]
-    parquet.ParquetFile = lambda path: SimpleNamespace(iter_batches=lambda: [batch])  # type: ignore[attr-defined]
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "pyarrow", pyarrow)
-        patched.setitem(sys.modules, "pyarrow.parquet", parquet)
-        assert imported(b"", name="t.parquet") == imported(TABLE)
+def test_parquet_is_read_with_pyarrow_and_refused_without_it_in_one_line(monkeypatch, capsys) -> None:
+    batch = SimpleNamespace(to_pylist=lambda: [nested(orjson.loads(row)) for row in as_objects().splitlines()])
+    reader = SimpleNamespace(ParquetFile=lambda path: SimpleNamespace(iter_batches=lambda: [batch]))
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(ArrowException=ValueError))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", reader)
+    assert imported(b"", name="t.parquet") == imported(TABLE)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    capsys.readouterr()
-    assert main(["import", str(folder / "t.parquet"), "--output", str(folder / "x")]) == 2
+    assert run("import t.parquet --output new") == 2
     assert "Parquet needs pyarrow: pip install pyarrow" in capsys.readouterr().err
 
 
-def test_without_positions_the_order_of_time_and_rows_counts(imported: Import) -> None:
+def test_without_positions_the_order_of_time_and_rows_counts() -> None:
     table = "session_id,timestamp,arm,click,x,reward\ns,20,a,0,1,2\ns,30,b,1,1,4\ns,10,c,0,1,\ns,20,d,0,1,\n"
-    lines = imported(table, "--context-columns", "x")
+    lines = imported(table, "--context-columns x")
     (decision,), (version,) = records(lines, "decisions"), records(lines, "parameters")
     assert decision["slate"] == ["c", "a", "d", "b"]
     # The mean revenue of clicks, else of displays; that of the others where none is known.
@@ -179,17 +163,15 @@ def event(number: int, cost: float, index: int, **more: Any) -> Document:
         "_labelIndex": index,
         "Timestamp": f"2021-02-04T16:31:2{number}.2460000Z",
         "EventId": f"e{number}",
-        "a": [index + 1, 2 - index],
         "c": {"FromUrl": [{"device": "mobile", "age": 31}], "_multi": actions},
-        "p": [0.75, 0.25],
         **more,
     }
 
 
-def test_events_of_personalizer_are_sessions_of_one_display(imported: Import, folder: Path, capsys) -> None:
+def test_events_of_personalizer_are_sessions_of_one_display(capsys) -> None:
     events = [event(1, -0.5, 0), event(2, 0, 1), event(3, -1, 1, _skipLearn=True), {"RewardValue": 1, "EventId": "e9"}]
     text = "".join(orjson.dumps(one).decode() + "\n" for one in events)
-    lines = imported(text, "--config", str(folder / "serve.toml"), "--format", "dsjson", "--session-column", "EventId")
+    lines = imported(text, "--config serve.toml --format dsjson --session-column session")
     assert [one["context"] for one in records(lines, "arrivals")] == [{"age": 31.0, "device": "mobile"}] * 2
     assert [(d["slate"], d["propensity"], d["arrived_at"]) for d in records(lines, "decisions")] == [
         (["shoes"], 0.75, 1612456281246),
@@ -197,33 +179,30 @@ def test_events_of_personalizer_are_sessions_of_one_display(imported: Import, fo
     ]
     assert [(one["arm"], one["clicked"]) for one in records(lines, "clicks")] == [("shoes", True), ("hats", False)]
     assert {arm["reward"] for arm in records(lines, "parameters")[0]["arms"]} == {0.5}
-    (folder / "t.dsjson").write_text('{"c": {"_multi": [{}]}, "a": [1], "_label_cost": 0}')
-    assert main(["import", str(folder / "t.dsjson"), "--output", str(folder / "new")]) == 2
-    assert "row 1: not an object with the fields needed (no field '_tag')" in capsys.readouterr().err
+    Path("t.dsjson").write_text('{"c": {"_multi": [{}]}, "_label_cost": 0}')
+    assert run("import t.dsjson --output new") == 2
+    assert "row 1: not a JSON object with the fields needed ('_labelIndex')" in capsys.readouterr().err
 
 
-def test_a_row_of_the_open_bandit_dataset_is_a_session(imported: Import, folder: Path, capsys) -> None:
+def test_a_row_of_the_open_bandit_dataset_is_a_session(capsys) -> None:
     table = (
         ",timestamp,item_id,position,click,propensity_score,user_feature_0,user-item_affinity_0\n"
-        "0,2019-11-24 00:00:17.004101+00:00,14,3,0,0.029411,1.5,0.0\n"
-        "1,2019-11-24 00:00:24.004101+00:00,7,1,1,0.029411,2,1.0\n"
+        "0,2019-11-24 00:00:17.004101+00:00,14,3,0,0.029,1.5,0.0\n"
+        "1,2019-11-24 00:00:24.004101+00:00,7,1,1,0.029,2,1.0\n"
     )
-    lines = imported(table, "--format", "obp")
-    assert [(d["slate"], d["propensity"]) for d in records(lines, "decisions")] == [
-        (["14"], 0.029411),
-        (["7"], 0.029411),
-    ]
+    lines = imported(table, "--format obp")
+    assert [(d["slate"], d["propensity"]) for d in records(lines, "decisions")] == [(["14"], 0.029), (["7"], 0.029)]
     assert [one["context"] for one in records(lines, "arrivals")] == [[1.5], [2.0]]
     assert [(arm["arm"], arm["reward"]) for arm in records(lines, "parameters")[0]["arms"]] == [("14", 1.0), ("7", 1.0)]
-    assert main(["import", str(folder / "table.csv"), "--output", str(folder / "new")]) == 2
-    assert "no column 'session': give --session-column" in capsys.readouterr().err
+    assert run("import t.csv --output new") == 2
+    assert "no session in session or session_id: give --session-column" in capsys.readouterr().err
 
 
-def test_the_settings_of_version_0_fit_the_history(imported: Import, usual: list[str]) -> None:
+def test_the_settings_of_version_0_fit_the_history() -> None:
     rows = [f"s{n},{n * 3600},{at},{'ab'[at % 2]},0,1\n" for n in range(2000) for at in (1, 2, 3)]
     rows.append("long,1,1,a,0,1\nlong,7201,2,b,0,1\n")
     table = "session,time,position,ad,clicked,x\n" + "".join(rows)
-    (line,) = of(imported(table, "--context-columns", "x", *usual[:2]), "parameters")
+    (line,) = of(imported(table, "--context-columns x --catalog ads.csv"), "parameters")
     settings = decode_parameters(line["payload"].encode()).settings
     assert (settings.horizon, settings.repeats, settings.session_timeout) == (3, True, 7_200_000)
     assert settings.window == pytest.approx(500 * 3_600_000, rel=0.01)
@@ -231,95 +210,78 @@ def test_the_settings_of_version_0_fit_the_history(imported: Import, usual: list
 
 # ── bad input ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-GOOD = "s1,1767225600,1,a,0,31,mobile\n"
+GOOD = f"{HEADER}\ns1,1767225600,1,a,0,31,mobile\n"
+CLICKED = GOOD.replace(",a,0,", ",a,1,")
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("visit,tme,ad,clicked,age,device\n", "it has no usable rows"),
-        (TABLE.replace("time", "tme"), "no column 'time': give --time-column; did you mean 'tme'?"),
+        (HEADER, "it has no usable rows"),
+        (TABLE.replace("time", "tme"), "row 2: no time in time or timestamp or occurred_at: give --time-column; the"),
         (TABLE.replace("age", "years"), "no column 'age': give --context-columns age=COLUMN, or age= if the history"),
-        (TABLE.replace("visit", "session"), "no column 'visit': give --session-column; the table has age, device"),
-        (GOOD + "s1,1767225601,2,x,0,31,mobile", "row 3: ad is not in the catalogue ('x'); add it"),
-        (GOOD + "s1,1767225601,3,b,0,31,mobile", "row 3: position before it is missing (position 3 in place of 2)"),
-        (GOOD + "s1,1767225601,1,b,0,31,mobile", "row 3: position is there twice (position 1 in place of 2)"),
+        (GOOD + "s1,1767225601,2,x,0,31,mobile", "row 3: ad is not in the catalogue ('x'): add it"),
+        (GOOD + "s1,1767225601,3,b,0,31,mobile", "row 3: position is not the next of its session (3, not 2)"),
+        (GOOD + "s1,1767225601,,b,0,31,mobile", "row 3: position is not the next of its session (none, not 1)"),
         (GOOD + "s1,1767225601,0,b,0,31,mobile", "row 3: position is not a whole number from 1 on (0)"),
-        ("s,1,1,a,1,9,mobile\ns,2,2,b,1,9,mobile", "row 3: second click of the session in row 2: a session ends with"),
-        ("s,1,1,a,1,9,mobile\ns,2,2,b,0,9,mobile", "row 3: display after the click in row 2: a session ends with"),
-        (GOOD + "s1,1767225601,2,b,0,32,mobile", "row 3: context differs within the session, from row 2"),
-        (GOOD + "s2,1767225601,1,b,0,old,mobile", "row 3: age is not a number ('old')"),
+        (CLICKED + "s1,1767225601,2,b,1,9,mobile", "row 3: second click of the session, after row 2: keep the first"),
         (GOOD + 's2,1767225601,1,b,0,"3,5",mobile', "row 3: age is not a number ('3,5'); write a decimal point"),
         (GOOD + "s2,1767225601,1,b,0,1e300,mobile", "row 3: a worker would refuse the arrival (norm: a number of"),
-        (GOOD + "s2,1767225601,1,b,maybe,3,mobile", "row 3: click is neither 0 nor 1 ('maybe')"),
-        (GOOD + "s2,1767225601,1,,0,3,mobile", "row 3: ad is not an id of 1 to 128 printable characters"),
+        (GOOD + "s2,1767225601,1,b,2,3,mobile", "row 3: click is neither 0 nor 1 (2.0)"),
+        (GOOD + "s2,1767225601,1,,0,3,mobile", "row 3: no ad (--skip-bad leaves"),
         (GOOD + "s2,yesterday,1,b,0,3,mobile", "row 3: time is neither a number nor ISO 8601 ('yesterday')"),
-        (GOOD + "s2,1767225601000,1,b,0,3,mobile", "row 3: time is in another unit than in the first row"),
         (GOOD + "s2,-5,1,b,0,3,mobile", "row 3: time is before 1970"),
-        (GOOD + ",1767225601,1,b,0,3,mobile", "row 3: no session"),
-        (
-            GOOD + "s2,1767225601,1,b,0,3,5,mobile",
-            "row 3: another number of cells than the header (8); a decimal comma?",
-        ),
-        ("s1,1767225600,1,a,0,31,\n", "no row has a value in 'device': give --context-columns device=COLUMN, or"),
-        (TABLE.replace("watch", "montré").encode("latin1"), "row 9: not UTF-8; convert the file: iconv -f latin1"),
-        (TABLE.encode("utf-16"), "row 1: not UTF-8; convert the file: iconv -f utf-16"),
-        (gzip.compress(TABLE.encode())[:-20], "the gzip data breaks off"),
-        ('[{"visit": 1}]', "an object per line is needed, not a list: jq -c '.[]'"),
-        ('{"visit": "s", "time": 1, "ad": "a", "clicked": 0, "age": 3, "device": "x"}\n{"visit"', "row 2: not JSON"),
+        (GOOD + "s2,1767225601,1,b,0,3,5,mobile", "row 3: another number of cells than the header (8); a decimal"),
+        (GOOD + 's2,1767225601,1,b,0,3,"mobile', "row 3: not CSV: unexpected end of data"),
+        (TABLE.replace("watch", "montré").encode("latin1"), "row 10: not UTF-8; convert the file: iconv -f latin1"),
+        ('[{"visit": 1}]', "row 1: not a JSON object with the fields needed ("),
     ],
 )
-def test_a_bad_table_is_one_line_that_says_which_row_and_what_to_do(content, complaint, folder, usual, capsys) -> None:
-    if isinstance(content, str) and not content.startswith(("visit", "session", "[", "{", HEADER)):
-        content = f"{HEADER}\n{content}"
-    table = folder / ("t.jsonl" if content[:1] in ("[", "{") else "t.csv")
-    table.write_bytes(content if isinstance(content, bytes) else content.encode())
-    log = folder / "log.gz"
-    assert main(["import", str(table), "--output", str(log), *usual]) == 2
+def test_a_bad_table_is_one_line_that_says_which_row_and_what_to_do(content, complaint, capsys) -> None:
+    name = "t.jsonl" if content[:1] == "[" else "t.csv"
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert run(f"import {name} --output log.gz {USUAL}") == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n"), log.exists()) == ("", 1, False)
+    assert (out, err.count("\n"), Path("log.gz").exists()) == ("", 1, False)
     assert complaint in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ((), "--output FILE is missing"),
-        (("--output", "{}/ads.csv"), "this file exists"),
-        (("--output", "{}/log", "--context-columns", "age"), "no revenue of a click is known: give --catalog FILE or"),
-        (("--output", "{}/log", "--catalog", "{}/ads.csv"), "no features: declare [features.context] in the --config"),
-        (
-            ("--output", "{}/log", "--config", "{}/serve.toml", "--context-columns", "wight=x"),
-            "'wight' is not declared",
-        ),
-        (("--output", "{}/log", "--format", "obp"), "no column 'propensity': give --propensity-column"),
-        (("--output", "{}/log", "--propensity-column", "p", "--format", "obp"), "no column 'p'"),
-        (("--output", "{}/log", "--context-columns", "age", "--revenue-column", "x"), "no column 'x': give --revenue"),
+        ("", "--output FILE is missing"),
+        ("--output ads.csv", "this file exists"),
+        ("--output log --context-columns age", "no revenue of a click is known: give --catalog FILE or"),
+        ("--output log --catalog ads.csv", "no number is named for the context: declare features in [feat"),
+        ("--output log --context-columns agee,age", "no number in agee for the context: declare"),
+        ("--output log --context-columns device", "device is not a number ('desktop'); declare it in [features"),
+        ("--output log --config serve.toml --context-columns wight=x", "'wight' is not declared; declared"),
+        ("--output log --format obp", "no column 'propensity_score', which obp's tables have"),
+        ("--output log --context-columns age --revenue-column x", "no column 'x': give --revenue-column"),
     ],
 )
-def test_wrong_options_are_one_line(arguments, complaint, folder, capsys) -> None:
-    (folder / "t.csv").write_text(TABLE.replace("visit", "session").replace(",,", ",1,"))
-    given = [argument.format(folder) for argument in arguments]
-    (folder / "serve.toml").write_text(CONFIG.replace("visit", "session"))
-    assert main(["import", str(folder / "t.csv"), *given]) == 2
+def test_wrong_options_are_one_line(arguments, complaint, capsys) -> None:
+    Path("t.csv").write_text(TABLE.replace("visit", "session").replace(",,", ",1,"))
+    Path("serve.toml").write_text(CONFIG.replace("visit", "session"))
+    assert run(f"import t.csv {arguments}") == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert complaint in err
 
 
-def test_with_skip_bad_whole_sessions_are_left_out_and_rows_counted_by_reason(imported, folder, usual, capsys) -> None:
+def test_with_skip_bad_whole_sessions_are_left_out_and_rows_counted_by_reason(capsys) -> None:
     extra = "s5,1767226000,1,a,0,3,\ns5,1767226001,2,x,0,3,\ns6,1,1,y,0,3,\ns7,1767226001,2,a,0,3,\n"
-    assert imported(TABLE + extra, *usual, "--skip-bad", "--json", str(folder / "r")) == imported(TABLE)
-    report = orjson.loads((folder / "r").read_bytes())
-    assert (report["rows"], report["sessions"], report["sessions_left_out"]) == (12, 4, 3)
-    assert {reason: bad[:2] for reason, bad in report["bad"].items()} == {
-        "ad is not in the catalogue": [2, 11],
-        "position before it is missing": [1, 13],
+    assert imported(TABLE + extra, f"{USUAL} --skip-bad --json r") == imported(TABLE)
+    report = orjson.loads(Path("r").read_bytes())
+    assert (report["rows"], report["sessions"], report["sessions_left_out"]) == (13, 4, 3)
+    assert {reason: (bad["rows"], bad["example"]) for reason, bad in report["bad"].items()} == {
+        "ad is not in the catalogue": (2, 12),
+        "position is not the next of its session": (1, 14),
     }
     out = capsys.readouterr().out
-    assert "8 displays, 1 clicks, 3 ads, 2026-01-01 00:00:00 to 2026-01-01 00:05:00 UTC\n" in out
+    assert "9 displays, 1 clicks, 3 ads, 2026-01-01 00:00:00 to 2026-01-01 00:05:00 UTC\n" in out
     assert "left out: 3 sessions" in out
-    assert "2     11  ad is not in the catalogue     ('x'); add it" in out
+    assert "2       12  ad is not in the catalogue ('x'): add it" in out
 
 
 # ── learning from it ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -342,11 +304,10 @@ def history(sessions: int) -> str:
     return "\n".join(rows)
 
 
-def test_the_model_learned_from_a_history_finds_its_best_ads_and_can_be_written(imported, folder, capsys) -> None:
+def test_the_model_learned_from_a_history_finds_its_best_ads_and_can_be_written(capsys) -> None:
     imported(history(3000))
-    log, model = str(folder / "log.jsonl"), folder / "model.json"
-    assert main(["replay", log, "--relearn", "--output", str(model)]) == 0
-    report, learned = relearn(log), decode_parameters(model.read_bytes())
+    assert run("replay log.jsonl --relearn --output model.json") == 0
+    report, learned = relearn("log.jsonl"), decode_parameters(Path("model.json").read_bytes())
     assert (report.sessions, report.slates_recorded, report.slates_planned) == (3000, 3000, 0)
     assert (learned.sha256, learned.folds) == (report.versions[-1].sha256, 7)
     assert learned.sha256 in capsys.readouterr().out
@@ -358,14 +319,13 @@ def test_the_model_learned_from_a_history_finds_its_best_ads_and_can_be_written(
     assert rates[0, :2] == pytest.approx(0.8, abs=0.05)  # a fifth of the users leave after each display
 
 
-def test_replay_has_nothing_to_verify_and_evaluate_refuses(imported, folder, capsys) -> None:
+def test_replay_has_nothing_to_verify_and_evaluate_refuses(capsys) -> None:
     imported(TABLE)
-    log = str(folder / "log.jsonl")
-    assert main(["replay", log]) == 0
+    assert run("replay log.jsonl") == 0
     out = capsys.readouterr().out
     assert "nothing to verify: 4 decisions of another system" in out
     assert "4 sessions, 1 clicks, revenue 1.00" in out
-    assert main(["evaluate", log]) == 1
+    assert run("evaluate log.jsonl") == 1
     assert "imported, of a policy that is not known" in capsys.readouterr().err
-    assert main(["replay", log, "--output", str(folder / "m")]) == 2
+    assert run("replay log.jsonl --output m") == 2
     assert "--output is for --relearn" in capsys.readouterr().err

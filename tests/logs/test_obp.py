@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import pytest
-
 from worker.cli.main import main
 
 from ..golden.recording import GOLDEN
@@ -69,12 +67,3 @@ def test_sessions_without_a_propensity_are_left_out_and_counted(tmp_path: Path, 
     assert main(["import", str(tmp_path / "t.csv"), "--context-columns", "x", "--output", log]) == 0
     assert [row["session_id"] for row in exported(log, tmp_path / "o.csv")] == ["t"]
     assert "left out: 1 sessions, propensity not known" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [((), "--output FILE is missing"), (("--output", "{}/no/t.csv"), "does not exist")],
-)
-def test_wrong_options_are_one_line(arguments, complaint, tmp_path, capsys) -> None:
-    assert main(["export", str(GOLDEN), *(argument.format(tmp_path) for argument in arguments)]) == 2
-    assert complaint in capsys.readouterr().err

@@ -40,7 +40,7 @@ def run(metrics: Metrics, *, episodes: int = 3, state: StateFolder | None = None
 
 @pytest.fixture(scope="module")
 def ran() -> tuple[Metrics, Demo]:
-    metrics = Metrics()
+    metrics = Metrics(CONSUMED)
     metrics.learning(here=True)
     return metrics, run(metrics, episodes=5)  # so long that some ad has displays enough for an answer rate
 
@@ -264,7 +264,8 @@ def test_a_batch_without_decisions_has_a_size_but_no_duration():
 
 
 def test_lag_is_shown_for_the_consumed_topics_only():
-    metrics = Metrics()
+    assert "adcascade_consumer_lag_records" not in samples(Metrics())  # of serve and demo, which consume nothing
+    metrics = Metrics(CONSUMED)
     metrics.consumer_lag("clicks", 12)
     assert samples(metrics)["adcascade_consumer_lag_records"] == {
         (("topic", topic),): 12.0 if topic == "clicks" else 0.0 for topic in CONSUMED

@@ -171,6 +171,35 @@ async def test_a_session_whose_time_is_over_has_expired(tmp_path: Path) -> None:
         assert document(await scene.runner.session("s"))["ended"] == "expired"
 
 
+async def test_feedback_for_a_deleted_session_is_late_or_unknown_beyond_a_bound(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("worker.serve.runner.MOST_ENDED", 1)
+    async with playing(tmp_path) as scene:
+        forgotten, decision = [await scene.arrive(name) for name in ("forgotten", "s")]
+        scene.now += 70_000  # 60 s and the lateness of 5 s
+        scene.runner.serving.acknowledged(scene.now)
+        await scene.arrive("another")
+        assert "s" not in scene.runner.serving.table
+        scene.now += 3_000
+        with pytest.raises(UnknownSessionError, match="60 s after the arrival, and this comes at least 8 s") as late:
+            await scene.report(decision, clicked=True)
+        with pytest.raises(UnknownSessionError, match="never opened here") as unknown:
+            await scene.report(forgotten, clicked=True)
+        assert (late.value.over, unknown.value.over) == (True, False)
+        serving, tally = scene.runner.serving, scene.metrics.snapshot().now.tally
+        assert (tally.feedback, tally.late, tally.unknown, tally.troubles.reports["late-feedback"][0]) == (2, 1, 1, 2)
+        assert not scene.metrics.census(open_sessions=serving.open_sessions, parked=serving.parked)
+    assert [fact["kind"] for fact in scene.facts()] == ["opened"] * 3
+
+
+async def test_feedback_in_the_batch_that_deletes_its_session_is_late_too(tmp_path: Path) -> None:
+    async with playing(tmp_path) as scene:
+        decision = await scene.arrive("s")
+        scene.now += 70_000
+        scene.runner.serving.acknowledged(scene.now)
+        with pytest.raises(UnknownSessionError, match="too late"):
+            await scene.report(decision, clicked=True)
+
+
 async def test_tokens_are_asked_for_where_there_is_a_secret(tmp_path: Path) -> None:
     async with playing(tmp_path, secret=Secret(b"0123456789abcdef")) as scene:
         decision = await scene.arrive("s")

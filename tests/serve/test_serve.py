@@ -99,7 +99,7 @@ def test_a_served_folder_takes_orders_only_while_it_is_served(tmp_path, capsys):
         (["--dim", "2", "--record", "log.gz"], "plain file"),
         (["--dim", "2", "--api-keys", "nowhere"], "--api-keys nowhere"),
         (["--dim", "2", "--progress-interval", "1ms"], "--progress-interval"),
-        (["--port", "0"], "--dim is missing"),
+        (["--port", "0"], "add [features.context] to the --config file, or give --dim N, for lists of numbers"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_served(tmp_path: Path, capsys, arguments, message):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -263,6 +264,22 @@ def test_the_last_of_two_equal_fields_counts() -> None:
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"sesion_id": "s", "occurred_at": 5}, "field `session_id`; is 'sesion_id' meant?"),
+        ({"session_id": "s", "occurredAt": 5.0}, "field `occurred_at`; is 'occurredAt' meant?"),
+        ({"session_id": "s", "when": 5}, "field `occurred_at`"),
+        ({f"x{n}": 1 for n in range(99)} | {"occurredAt": 5, "session_id": "s"}, "field `occurred_at`"),
+    ],
+)
+def test_a_missing_field_is_reported_with_the_nearest_of_the_first_names(fields: dict[str, Any], error: str) -> None:
+    value = orjson.dumps({**fields, "position": 1, "arm": "a", "clicked": True})
+    with pytest.raises(Rejected) as caught:
+        decode_feedback(value, limits=Limits(), horizon=3, timestamp=5)
+    assert (caught.value.reason, caught.value.error.endswith(error)) == ("invalid", True)
 
 
 def test_an_error_names_the_field() -> None:

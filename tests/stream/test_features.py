@@ -57,7 +57,7 @@ def decode(context: Any, *, features: Features | None = DECLARED, standardise: b
         ([], "must have the tables"),
         ({"user": {"age": "number"}}, r"no table 'user': its tables are context and ads"),
         ({"context": {}}, r"\[features.context\] must have an entry per feature"),
-        ({"context": {"age": "text"}}, r'age must be "number", a list of values .* not .text.'),
+        ({"context": {"age": "text"}}, r'age must be "number", "boolean", a list of values .* not .text.'),
         ({"context": {"age": {"hash": 3}}}, "age must be"),
         ({"context": {"age": 3}}, "age must be"),
         ({"context": {"device": []}}, "'device': a category needs at least one value"),
@@ -208,7 +208,7 @@ def test_every_object_of_declared_types_is_encoded_into_as_many_numbers_as_colum
     [
         ({"age": "31"}, "$.context.age: a number is declared, not a text"),
         ({"age": None}, "$.context.age: a number is declared, not null"),
-        ({"age": True}, "$.context.age: a number is declared, not true or false"),
+        ({"device": True}, "$.context.device: a category is declared, a text, not true or false"),
         ({"age": [1]}, "$.context.age: a number is declared, not a list"),
         ({"device": None}, "$.context.device: a category is declared, a text, not null"),
         ({"device": 3}, "$.context.device: a category is declared, a text, not a number"),

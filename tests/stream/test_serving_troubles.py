@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from tests.stream.scenes import TOPICS, arrival, click, decisions, parameters, passed, serving
 from worker.stream.contexts import pack_context
 from worker.stream.features import Features
-from worker.stream.serving import Serving
+from worker.stream.serving import NO_ARRIVAL, Serving
 from worker.stream.table import SessionRoom
 from worker.stream.topology import Emits, Record, murmur2_partition
 from worker.stream.versions import Versions
@@ -62,7 +62,7 @@ def test_feedback_without_an_arrival_is_reported_when_it_expires() -> None:
     task = serving()
     assert troubles(task.handle([passed(at=2_000), click(at=2_500, position=2)])) == {}
     task.acknowledged(15_000)
-    assert troubles(task.handle([])) == {"late-feedback": (2, "no arrival came")}
+    assert troubles(task.handle([])) == {"late-feedback": (2, NO_ARRIVAL)}
 
 
 def test_an_arrival_whose_session_is_over_is_reported() -> None:

@@ -228,7 +228,7 @@ def test_a_version_of_another_model_is_refused_with_one_line_and_serving_goes_on
 def test_the_dimension_comes_from_the_option_or_from_the_published_parameters() -> None:
     assert with_dimension(settings(), 5, []).dim == 5
     assert with_dimension(settings(), None, [ZERO]).dim == ZERO.settings.dim
-    with pytest.raises(InputError, match="--dim is missing"):
+    with pytest.raises(InputError, match=r"add \[features.context\] .* or give --dim N"):
         with_dimension(settings(), None, [])
     with pytest.raises(InputError, match="--dim is 9, but the published parameters have 3"):
         with_dimension(settings(), 9, [ZERO])

@@ -49,7 +49,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 OPTIONS = (
     Option("parameters", "record of a version, from `adcascade parameters export`", metavar="FILE"),
-    Option("version", "version of a running deployment, by number or tag, without --parameters", metavar="VERSION"),
+    Option("version", "version of a running deployment, by number or tag (default: the newest)", metavar="VERSION"),
     Option(
         "context",
         "context of the user: a JSON list of numbers, or an object of declared features; @FILE, or - for stdin",
@@ -70,16 +70,18 @@ def run(options: argparse.Namespace) -> None:
     """Explain one slate."""
     if options.context is None:
         raise InputError("--context is missing (see adcascade explain --help)")
-    if (options.parameters is None) == (options.version is None):
-        raise InputError("either --parameters FILE or --version VERSION is needed (see adcascade explain --help)")
+    if options.parameters is not None and options.version is not None:
+        raise InputError("--parameters FILE and --version VERSION cannot both be given (see adcascade explain --help)")
+    if options.parameters is None and options.state is None and options.broker is None:
+        raise InputError("--parameters FILE, --state DIR or --broker is needed (see adcascade explain --help)")
     if options.parameters == options.context == "-":
         raise InputError("--parameters - and --context - cannot both be read from standard input")
-    if options.version is None:
+    if options.parameters is not None:
         where = f"--parameters {options.parameters}"
         given = read_version(options.parameters, "--parameters", complete=False)
     else:
-        where = f"version {options.version}"
         given = pick(control(options), options.version)
+        where = f"version {given.version}"
     parameters = _overridden(_checked(given, where), options)
     context, names = _read_context(options.context, parameters)
     excluded = _indices(parameters, options.exclude)
@@ -248,6 +250,7 @@ COMMAND = CommandSpec(
         "adcascade explain --parameters parameters.json --context @context.json --exclude shoes --json -",
         "adcascade explain --parameters parameters.json --context '[0, 0]' --policy greedy --horizon 3",
         "adcascade explain --parameters parameters.json --context '[0.4, -1.1]' --session user-17   # as it was served",
+        "adcascade explain --state /var/lib/adcascade --context '{\"age\": 31}'             # the newest version",
         "adcascade explain --version 41 --broker kafka:9092 --context '[0.4, -1.1]'     # a decision of the past",
     ),
     options=OPTIONS,

@@ -1,44 +1,39 @@
-"""`adcascade import`: turn a table of impressions of another system into a log."""
+"""`adcascade import`: turn a table of displays of another system into a log."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, declared_ads
+from worker.cli.options.learning import declared_ads, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import duration_text, time_span
-from worker.console import check_writable, progress, table, write_result
+from worker.console import check_writable, listing, progress, write_result
 from worker.errors import InputError
+from worker.logs.displays import ROLES, RowReader
+from worker.logs.format import check_new
 from worker.logs.importing import HistoryImport, ImportReport
-from worker.logs.impressions import ROLES
-from worker.logs.tables import FORMATS, format_of
+from worker.logs.tables import FORMATS, read_table
 from worker.stream.features import listed
-from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
-#: Settings of version 0; the other ones follow from the history.
-SETTINGS: Final = tuple(
-    replace(option, default=None)
-    for option in LEARNING
-    if option.name not in ("dim", "session-timeout", "lateness", "window")
-)
+#: Settings that say what is learned from the history; those of serving follow from it, or are chosen where it serves.
+LEARNED: Final = ("features", "standardise", "model", "intercept", "answers", "estimator", "ridge", "forgetting")
+SETTINGS: Final = tuple(setting(name, default=None) for name in (*LEARNED, "unanswered"))
 
 
-def column_list(text: str) -> tuple[tuple[str, str], ...]:
+def columns_by_name(text: str) -> dict[str, str]:
     """Read names of columns, or of features with their columns.
 
-    >>> column_list("age,device=user_device")
-    (('age', 'age'), ('device', 'user_device'))
+    >>> columns_by_name("age, device=user_device, country=")
+    {'age': 'age', 'device': 'user_device', 'country': ''}
     """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    pairs = [part.partition("=") for part in parts]
-    return tuple((name.strip(), column.strip() if sign else name.strip()) for name, sign, column in pairs)
+    parts = [part.strip().partition("=") for part in text.split(",")]
+    return {name.strip(): column.strip() if sign else name for name, sign, column in parts if name}
 
 
 OPTIONS = (
@@ -52,8 +47,7 @@ OPTIONS = (
     Option(
         "context-columns",
         "columns of numbers, or columns of declared features: NAME=COLUMN,… (default: the names of the features)",
-        parse=column_list,
-        default=(),
+        parse=columns_by_name,
         metavar="LIST",
     ),
     Option("skip-bad", "whether sessions with bad rows are left out and counted", flag=True, default=False),
@@ -68,48 +62,47 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Import a table; exit 2 at the first bad row."""
-    if options.output is None:
+    if options.output in (None, "-"):
         raise InputError("--output FILE is missing: the log to write")
     check_writable(options.output, options.json)
-    if Path(options.output).is_file() and Path(options.output).stat().st_size:
-        raise InputError(f"{options.output}: this file exists; a log is not written over it: name a new file")
-    format = options.format or format_of(options.file)
+    check_new(options.output)
     columns = {role: getattr(options, f"{role}_column") for role in ROLES}
     settings = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}
+    arms = read_arms(options.catalog, declared=declared_ads(options))
     history = HistoryImport(
         path=options.file,
-        format=format,
-        columns={role: column for role, column in columns.items() if column is not None},
-        context=options.context_columns,
-        settings={name: value for name, value in settings.items() if value is not None},
-        arms={arm.arm: arm for arm in read_arms(options.catalog, declared=declared_ads(options))},
-        worth=1.0 if format == "obp" else None,
+        rows=read_table(options.file, options.format),
+        reader=RowReader(
+            {role: column for role, column in columns.items() if column is not None},
+            options.context_columns or {},
+            options.features,
+            ads={arm.arm for arm in arms},
+        ),
+        given={name: value for name, value in settings.items() if value is not None},
+        arms=arms,
         skip_bad=options.skip_bad,
         stage=partial(progress, unit="rows"),
     )
-    version = history.run(options.output, Topics(options.prefix))
-    chosen = {name: getattr(version.settings, name) for name in ("horizon", "window", "session_timeout")}
-    result = asdict(history.report) | {"ads": len(version.arms)} | chosen
-    write_result(options.json, result, summary(options.output, history.report, version))
+    report = history.run(options.output, Topics(options.prefix))
+    write_result(options.json, asdict(report), summary(options.output, report))
     return 0
 
 
-def summary(output: str, report: ImportReport, version: Parameters) -> str:
+def summary(output: str, report: ImportReport) -> str:
     """Return the result for people."""
-    settings = version.settings
-    times = "dates and times, UTC where they have no zone" if report.times == "dates" else f"{report.times} since 1970"
-    sizes = f"window {duration_text(settings.window)}, session timeout {duration_text(settings.session_timeout)}"
+    window, timeout = duration_text(report.window), duration_text(report.session_timeout)
     lines = [
         f"{output}: {report.sessions:,} sessions, {report.displays:,} displays, {report.clicks:,} clicks, "
-        f"{len(version.arms):,} ads{time_span(report.first_at, report.last_at)}",
-        f"  times read as {times}; horizon {settings.horizon}, {sizes}",
+        f"{report.ads:,} ads{time_span(report.first_at, report.last_at)}",
+        f"  horizon {report.horizon}, window {window}, session timeout {timeout}",
     ]
     if report.unpriced:
         ads = f"{len(report.unpriced):,} ads ({listed(report.unpriced, 3)})"
         lines.append(f"  no revenue is known of {ads}: they get the mean of the others; --catalog gives theirs")
     if report.bad:
-        bad = [[n, row, reason, text.removeprefix(reason).strip()] for reason, (n, row, text) in report.bad.items()]
-        lines += [f"  left out: {report.sessions_left_out:,} sessions", "", table(["rows", "first", "reason", ""], bad)]
+        bad = [{"reason": reason} | defect for reason, defect in report.bad.items()]
+        columns = {"rows": "{rows}", "such as": "{example}", "reason": "{reason}{detail}"}
+        lines += [f"  left out: {report.sessions_left_out:,} sessions", "", listing(columns, bad)]
     return "\n".join([*lines, "", f"next: adcascade replay {output} --relearn --output learned.json"])
 
 

@@ -29,7 +29,7 @@ COMMANDS = {
     "arms": "add, price, retire and list ads, or make them those of a file",
     "features": "change the declared features while serving and learning go on",
     "record": "write the topics of Kafka to a log file",
-    "import": "turn a table of impressions of another system into a log",
+    "import": "turn a table of displays of another system into a log",
     "export": "write the sessions of a log as a table for other tools",
     "replay": "repeat a recorded log, and report the first difference",
     "evaluate": "estimate from a recorded log what another policy would have earned",

@@ -71,7 +71,7 @@ def _arrival(definition: dict[str, Any]) -> None:
     context = definition["properties"]["context"]
     number = context.pop("items")
     del context["type"]
-    values = {"anyOf": [number, {"type": "string"}]}
+    values = {"anyOf": [number, {"type": ["string", "boolean"]}]}
     context["anyOf"] = [{"type": "array", "items": number}, {"type": "object", "additionalProperties": values}]
 
 

@@ -64,8 +64,8 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
 
     model = PublishedModel(connection, topics, adopt)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(GatewayMetrics(exchange, model))
     service = KafkaAdService(exchange, model, settings.limits)
+    registry.register(GatewayMetrics(exchange, model, service))
     await exchange.start()
     try:
         async with (
@@ -95,6 +95,11 @@ WAITS: Final = MetricSpec(
 LATE: Final = MetricSpec(
     "adcascade_gateway_late_decisions_total", "counter", "Decisions that came after the deadline of their request."
 )
+LATE_FEEDBACK: Final = MetricSpec(
+    "adcascade_gateway_late_feedback_total",
+    "counter",
+    "Feedback after the time of its session. The workers do not count it; --session-timeout can allow more time.",
+)
 REPEATED: Final = MetricSpec(
     "adcascade_gateway_repeated_decisions_total", "counter", "Decisions that were known, or for an earlier position."
 )
@@ -106,14 +111,14 @@ CONNECTED: Final = MetricSpec("adcascade_gateway_connected", "gauge", "1 while t
 VERSION: Final = MetricSpec(
     "adcascade_gateway_parameters_version", "gauge", "Newest version of the parameters, -1 before the first."
 )
-GATEWAY_CATALOGUE: Final = (RECORDS, WAITS, LATE, REPEATED, UNDELIVERED, REMEMBERED, CONNECTED, VERSION)
+GATEWAY_CATALOGUE: Final = (RECORDS, WAITS, LATE, LATE_FEEDBACK, REPEATED, UNDELIVERED, REMEMBERED, CONNECTED, VERSION)
 
 
 class GatewayMetrics:
     """Makes the series at every scrape."""
 
-    def __init__(self, exchange: Exchange, model: PublishedModel) -> None:
-        self._exchange, self._model = exchange, model
+    def __init__(self, exchange: Exchange, model: PublishedModel, service: KafkaAdService) -> None:
+        self._exchange, self._model, self._service = exchange, model, service
 
     def collect(self) -> Iterable[Metric]:
         """Return the series for Prometheus."""
@@ -124,6 +129,7 @@ class GatewayMetrics:
             {("answered",): counts.answered, ("timed-out",): counts.timed_out, ("refused",): counts.refused},
         )
         yield family(LATE, {(): counts.late})
+        yield family(LATE_FEEDBACK, {(): self._service.late_feedback})
         yield family(REPEATED, {(): counts.repeated})
         yield family(UNDELIVERED, {(): counts.undelivered})
         yield family(REMEMBERED, {(): len(exchange)})

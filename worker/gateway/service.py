@@ -6,9 +6,9 @@ Rules that hold in this file:
   decision. What is rejected here has the reason that its dead letter would have, and leaves no record.
 - Every gateway sees all decisions. So a session may be opened at one gateway and go on at another, and a request that
   comes again is answered from memory, wherever it comes.
-- A click, and the pass of the last ad, are answered when the brokers have them; any other request with the decision
-  of a worker. At the deadline, a pass is answered from the slate if it is known, since slates never change. Otherwise
-  the answer is the fallback ads, marked as such.
+- A click, the pass of the last ad, and feedback that is too late to count are answered when the brokers have them; any
+  other request with the decision of a worker. At the deadline, a pass is answered from the slate if it is known, since
+  slates never change. Otherwise the answer is the fallback ads, marked as such.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import orjson
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
-from worker.http.service import AdRequest, Answer, UnavailableError, fallback_answer
+from worker.http.service import AdRequest, Answer, UnavailableError, example_context, fallback_answer
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
@@ -43,6 +43,7 @@ class KafkaAdService:
         self, exchange: Exchange, model: PublishedModel, limits: Limits, *, clock: Callable[[], int] = wall_clock
     ) -> None:
         self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
+        self.late_feedback = 0
 
     def ready(self) -> str | None:
         """Return why no requests can be answered."""
@@ -79,7 +80,12 @@ class KafkaAdService:
         sent = await self._exchange.report(Keyed("clicks", key, record, partition), deadline)
         if sent is None:
             raise UnavailableError("too many requests are in flight")
-        last = planner.parameters.settings.horizon if decision is None else _last(decision)
+        settings = planner.parameters.settings
+        if decision is not None and feedback.occurred_at > decision.arrived_at + settings.session_timeout:
+            self.late_feedback += 1
+            in_time = await _acknowledged(sent, deadline)  # the workers count it, and report trouble if it is much
+            return Answer(feedback.session_id, None, self._exchange.ending(key) or "expired", fallback=not in_time)
+        last = settings.horizon if decision is None else _last(decision)
         if feedback.clicked or feedback.position >= last:
             in_time = await _acknowledged(sent, deadline)
             self._exchange.end(key, "clicked" if feedback.clicked else "exhausted")
@@ -109,6 +115,10 @@ class KafkaAdService:
         return record, feedback
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def example(self) -> bytes:
+        """Return a context as the newest version takes it, as JSON."""
+        return example_context(self._planner().parameters.settings)
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the current decision of a session that this gateway has seen."""

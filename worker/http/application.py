@@ -137,7 +137,7 @@ def problem_in(error: Exception) -> Rejected | ProblemError:
         case Rejected() | ProblemError():
             return error
         case UnknownSessionError():
-            return ProblemError("unknown-session", str(error))
+            return ProblemError("session-over" if error.over else "unknown-session", str(error))
         case UnavailableError():
             return ProblemError("unavailable", str(error), {"Retry-After": "1"})
         case web.HTTPNotFound():

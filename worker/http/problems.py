@@ -35,6 +35,7 @@ PROBLEMS: Final = {
     "session-reused": Problem(409, "Another arrival has this session id."),
     "parked-overflow": Problem(429, "Too much feedback waits for the arrival of this session."),
     "unknown-session": Problem(404, "There is no such session, or it is over."),
+    "session-over": Problem(410, "The session is over, and its feedback no longer counts."),
     "not-found": Problem(404, "There is no such page."),
     "method": Problem(405, "This page does not take such a request."),
     "encoding": Problem(415, "Bodies must not be compressed."),

@@ -2,11 +2,13 @@
 
 A body is decoded twice: here only as far as it takes to make a record of it, then as that record, by the rules for
 records. So there is one set of rules, and a context may take every form that an arrival's context may.
+
+Other fields are ignored, unless one looks like a misspelling of a field that the request lacks: that is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import unquote
 from uuid import uuid4
@@ -14,55 +16,55 @@ from uuid import uuid4
 from msgspec import Raw, Struct
 
 from worker.http.service import AdRequest
-from worker.stream.decoding import Reader, Rejected
+from worker.stream.decoding import Reader, Rejected, near_name
 
 #: Most requests in a batch.
 MOST_BATCH: Final = 1_000
 
-_ABSENT: Final = Raw(b"")
 
-
-class _Request(Struct, gc=False):
-    """Everything that a request may have; the record of an arrival or of feedback has a part of it."""
-
-    session_id: str | None = None
-    occurred_at: Raw = _ABSENT
-    context: Raw = _ABSENT
-    exclude: Raw = _ABSENT
-    position: Raw = _ABSENT
-    arm: Raw = _ABSENT
-    clicked: Raw = _ABSENT
-    token: Raw = _ABSENT
-
-    def of(self, session_id: str, *names: str) -> AdRequest:
-        """Return the request of a session, with the members of these names that were sent."""
-        sent = [(name.encode(), bytes(getattr(self, name))) for name in names]
-        members = b"".join(b',"%b":%b' % member for member in sent if member[1])
-        time = bytes(self.occurred_at)
-        return AdRequest(session_id, members, b"" if time == b"null" else time)
+class _Named(Struct):
+    session_id: str | None
 
 
 class _Batch(Struct):
     requests: list[Raw]
 
 
-_read_request: Final = Reader[_Request](_Request)
 _read_batch: Final = Reader[_Batch](_Batch)
+_read_members: Final = Reader[dict[str, Raw]](dict[str, Raw])
+_read_name: Final = Reader[_Named](_Named)
+
+_ARRIVE: Final = ("session_id", "occurred_at", "context", "exclude")
+_FEEDBACK: Final = ("session_id", "occurred_at", "position", "arm", "clicked", "token")
+
+
+def _read(body: bytes, most: int, fields: Sequence[str], session_id: str | None) -> tuple[str | None, bytes, bytes]:
+    """Return the session id (that of the path, if it has one), and the other members and the time of a request."""
+    given = _read_members(body, most)
+    if unknown := [name for name in given if name not in fields]:
+        for field in fields if session_id is None else fields[1:]:
+            if field not in given and (near := near_name(field, unknown)) is not None:
+                raise Rejected("invalid", f"{near!r} is not a field of this request; did you mean {field}?")
+    sent = {name: bytes(given[name]) for name in fields if name in given}
+    name, time = sent.pop("session_id", b"null"), sent.pop("occurred_at", b"null")
+    if session_id is None:
+        session_id = _read_name(b'{"session_id":%b}' % name).session_id
+    members = b"".join(b',"%b":%b' % (name.encode(), value) for name, value in sent.items())
+    return session_id, members, b"" if time == b"null" else time
 
 
 def read_arrive(body: bytes, most: int) -> AdRequest:
     """Read the body of an arrival, of at most `most` bytes; one without a session id gets a new one."""
-    given = _read_request(body, most)
-    return given.of(uuid4().hex if given.session_id is None else given.session_id, "context", "exclude")
+    session_id, members, time = _read(body, most, _ARRIVE, None)
+    return AdRequest(uuid4().hex if session_id is None else session_id, members, time)
 
 
 def read_feedback(body: bytes, most: int, session_id: str | None = None) -> AdRequest:
     """Read the body of feedback, of at most `most` bytes; `session_id` is that of the path, if it has one."""
-    given = _read_request(body, most)
-    session_id = given.session_id if session_id is None else session_id
+    session_id, members, time = _read(body, most, _FEEDBACK, session_id)
     if session_id is None:
         raise Rejected("invalid", "Object missing required field `session_id`")
-    return given.of(session_id, "position", "arm", "clicked", "token")
+    return AdRequest(session_id, members, time)
 
 
 def read_batch(

@@ -23,7 +23,7 @@ from worker.http.api import BATCH_SIZE, HttpApi
 from worker.http.application import Gatekeeper, add_pages, is_loopback
 from worker.http.connections import Connections, listening
 from worker.http.metrics import HttpMetrics
-from worker.http.pages import HEALTH, Route, description_routes, operations
+from worker.http.pages import HEALTH, Page, Route, description_routes, operations
 from worker.http.service import AdService
 from worker.http.settings import HttpSettings
 
@@ -52,7 +52,8 @@ async def http_server(
     )
     app = web.Application(middlewares=[gatekeeper.handle], client_max_size=BATCH_SIZE * settings.max_body_bytes)
     HttpApi(service, settings, metrics).add_to(app)
-    add_pages(app, {**operations(registry, service.ready, troubles), **described, **(pages or {})})
+    example = {"/v1/example.json": lambda _: Page(body=service.example(), kind="application/json")}
+    add_pages(app, {**operations(registry, service.ready, troubles), **described, **example, **(pages or {})})
     async with listening(app, connections, settings) as url:
         yield url
 

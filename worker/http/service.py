@@ -21,6 +21,7 @@ from worker.errors import AdcascadeError
 from worker.stream.encoding import encode_decision
 from worker.stream.events import Arrival
 from worker.stream.session import Session
+from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
 
 #: How a session ended; `expired`: its time for feedback is over.
@@ -32,7 +33,11 @@ class UnavailableError(AdcascadeError):
 
 
 class UnknownSessionError(AdcascadeError):
-    """There is no such session, or no longer; only a service that knows all sessions can tell."""
+    """There is no such session, or it is `over`; only a service that knows all sessions can tell."""
+
+    def __init__(self, text: str, *, over: bool = False) -> None:
+        super().__init__(text)
+        self.over = over
 
 
 class AdRequest(NamedTuple):
@@ -88,6 +93,13 @@ def fallback_answer(planner: SlatePlanner, arrival: Arrival) -> Answer:
     return Answer(arrival.session_id, encode_decision(session.decision(arrival.session_id, None)), fallback=True)
 
 
+def example_context(settings: LearningSettings) -> bytes:
+    """Return a context that a version with these settings takes, as JSON."""
+    declared = () if settings.features is None else settings.features.context
+    named = {one.name: 0 if one.kind == "number" else one.values[0] if one.values else "any text" for one in declared}
+    return orjson.dumps(named or [0] * settings.dim)
+
+
 class AdService(Protocol):
     """What decides about ads. Deadlines are times of the event loop's clock."""
 
@@ -102,6 +114,9 @@ class AdService(Protocol):
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the answer that the last request of a session would have now; None if it is not known."""
+
+    def example(self) -> bytes:
+        """Return a context as it is needed now, as JSON. Raises `UnavailableError`."""
 
     def ready(self) -> str | None:
         """Return None, or why no requests can be taken."""

@@ -24,7 +24,7 @@ from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import LearningSettings, check_same_model, continued
+from worker.stream.settings import NO_CONTEXT, LearningSettings, check_same_model, continued
 from worker.stream.slates import SlatePlanner, prepared
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import KEPT, RoundedError, Versions, check_same, keep, should_publish
@@ -77,7 +77,7 @@ def with_dimension(learning: LearningSettings, dim: int | None, history: Sequenc
         published = history[-1].settings
         return continued(replace(learning, dim=dim or published.dim), published)
     if dim is None:
-        raise InputError("--dim is missing: how many numbers has a context? (no parameters are published yet)")
+        raise InputError(f"no parameters are published yet, and {NO_CONTEXT}")
     return replace(learning, dim=dim)
 
 

@@ -15,7 +15,7 @@ from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version, topics_at_start
-from worker.metrics import Metrics
+from worker.metrics import CONSUMED, Metrics
 from worker.runtime.clock import clock_of
 from worker.runtime.learner_process import LearnerProcess
 from worker.runtime.memory import available_memory, collect_garbage_rarely, let_the_loop_go_first, sessions_that_fit
@@ -49,7 +49,7 @@ def run_worker(settings: WorkerSettings) -> int:
         log.warning(line)
     warn(settings, learning, history)
     most_sessions = settings.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
-    metrics = Metrics()
+    metrics = Metrics(CONSUMED)
     parameters = PublishedParameters(first, history, metrics)
     versions = VersionReader(connection, topics, parameters, metrics.troubles)
     partitions = Partitions(

@@ -250,6 +250,12 @@ class LogReader:
         self.first_bad = self.first_bad or what
 
 
+def check_new(path: str | Path) -> None:
+    """Raise `InputError` if a log would be written over a file; an empty one is no loss, nor is standard output."""
+    if str(path) != "-" and Path(path).is_file() and Path(path).stat().st_size:
+        raise InputError(f"{path}: this file exists; a log is not written over it: name a new file")
+
+
 class LogWriter:
     """Write a log; a context manager, and a `Tap` of the embedded runner.
 
@@ -270,8 +276,7 @@ class LogWriter:
         self._is_stdout = str(path) == "-"
         self.name = "standard output" if self._is_stdout else str(path)
         with self._failing_as(InputError):
-            if not self._is_stdout and Path(path).is_file() and Path(path).stat().st_size:
-                raise InputError(f"{path}: this file exists; a log is not written over it: name a new file")
+            check_new(path)
             self._raw: BinaryIO = sys.stdout.buffer if self._is_stdout else Path(path).open("wb")  # noqa: SIM115 - see close
         self._file: BinaryIO = self._raw
         if str(path).endswith(".gz"):

@@ -1,10 +1,12 @@
-"""Tables of other systems, row by row: CSV, JSON lines, Parquet, Personalizer's DSJSON.
+"""Tables of other systems, row by row: CSV, JSON lines, Parquet, Personalizer's DSJSON, obp's columns.
 
 Rules that hold in this file:
 
 - A row is a dictionary of columns with its number: the line of the file, or the row of a Parquet file, from 1.
 - Objects within a JSON row are flattened: ``{"user": {"age": 31}}`` has the columns ``user.age`` and ``age``.
 - A line that is no row is a `BadRowError` in place of the row. A file that is no table is an error.
+- Rows of DSJSON and obp have columns with the usual names (`worker.logs.displays`). A row of obp without a
+  ``session_id`` is a session, at whatever position it was displayed, and a click without a ``reward`` earns 1.
 
 DSJSON is the log of Vowpal Wabbit's decision service and of Azure Personalizer, an event per line: ``EventId``,
 ``Timestamp``, ``c`` with the shared features and a list ``_multi`` of actions, ``_labelIndex`` (that of the action
@@ -18,29 +20,19 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import orjson
 
 from worker.errors import InputError
 
-#: Names of the columns that an event of DSJSON gets.
-DSJSON: Final = {
-    "session": "EventId",
-    "time": "Timestamp",
-    "ad": "_ad",
-    "click": "_clicked",
-    "revenue": "_reward",
-    "propensity": "_label_probability",
-}
-
 
 class BadRowError(InputError):
-    """A row cannot be used; `reason` is the same for all rows with the same defect. `row` is its number, if known."""
+    """A row cannot be used: `reason` is the same for all rows with this defect, `detail` and number are of this one."""
 
     def __init__(self, reason: str, detail: str = "", *, row: int = 0) -> None:
         super().__init__(f"{reason}{detail}")
-        self.reason, self.row = reason, row
+        self.reason, self.detail, self.row = reason, detail, row
 
 
 Row: TypeAlias = dict[str, Any]
@@ -48,22 +40,18 @@ Rows: TypeAlias = Iterator[tuple[int, Row | BadRowError]]
 
 
 def _lines(path: str) -> Iterator[str]:
-    """Yield the lines of a file, which may be compressed."""
     number = 0
     try:
-        with Path(path).open("rb") as raw:
-            compressed = raw.peek(2)[:2] == b"\x1f\x8b"
-            for line in cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if compressed else raw:
-                number += 1
+        with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         encoding = "utf-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         convert = f"iconv -f {encoding} -t utf-8 {path} > utf8{Path(path).suffix}"
         raise InputError(f"{path}, row {number}: not UTF-8; convert the file: {convert}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: the gzip data breaks off after row {number}: {error}") from None
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        after = f" (after row {number})" if number else ""
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}{after}") from None
 
 
 def _csv(path: str) -> Rows:
@@ -84,21 +72,29 @@ def _csv(path: str) -> Rows:
         raise InputError(f"{path}, row {reader.line_num + 1}: not CSV: {error}") from None
 
 
+def _obp(path: str) -> Rows:
+    for number, row in _csv(path):
+        if isinstance(row, dict):
+            if "propensity_score" not in row:
+                raise InputError(f"{path}: no column 'propensity_score', which obp's tables have; try --format csv")
+            row.setdefault("reward", 1)
+            if "session_id" not in row:
+                row |= {"session_id": f"row-{number}", "position": None}
+        yield number, row
+
+
 def _objects(path: str, convert: Callable[[Row], Row | None]) -> Rows:
-    """Yield the objects of JSON lines, converted to rows, but for those that are none."""
+    """Yield the objects of JSON lines, converted to rows, except those that are none."""
     for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        if number == 1 and line.lstrip().startswith("["):
-            raise InputError(f"{path}: an object per line is needed, not a list: jq -c '.[]' {path} > new.jsonl")
-        try:
-            row = convert(orjson.loads(line))
-        except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
-            what = "not JSON" if isinstance(error, orjson.JSONDecodeError) else "not an object with the fields needed"
-            yield number, BadRowError(what, f" (no field {error})" if isinstance(error, KeyError) else f" ({error})")
-        else:
-            if row is not None:
-                yield number, row
+        if line.strip():
+            try:
+                row = convert(orjson.loads(line))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                hint = f"; jq -c '.[]' {path} > new.jsonl makes lines of a list" if line.startswith("[") else ""
+                yield number, BadRowError("not a JSON object with the fields needed", f" ({error}){hint}")
+            else:
+                if row is not None:
+                    yield number, row
 
 
 def flat(document: Mapping[str, Any]) -> Row:
@@ -124,14 +120,17 @@ def _event(document: Row) -> Row | None:
     if "c" not in document or document.get("_skipLearn"):
         return None
     shared = dict(document["c"])
-    action = shared.pop("_multi")[document["_labelIndex"] if "_labelIndex" in document else document["a"][0] - 1]
-    reward = -float(document["_label_cost"])
-    taken = {
-        "_ad": action["i"]["id"] if "i" in action and "_tag" not in action else action["_tag"],
-        "_clicked": reward > 0,
-        "_reward": reward if reward > 0 else None,
+    action = shared.pop("_multi")[document["_labelIndex"]]
+    reward = -document["_label_cost"]
+    return flat(shared) | {
+        "session": document["EventId"],
+        "time": document["Timestamp"],
+        "position": None,
+        "ad": action["_tag"] if "_tag" in action else action["i"]["id"],
+        "clicked": reward > 0,
+        "revenue": reward if reward > 0 else None,
+        "propensity": document.get("_label_probability"),
     }
-    return flat(shared) | {name: document.get(name) for name in DSJSON.values()} | taken
 
 
 def _parquet(path: str) -> Rows:
@@ -153,18 +152,15 @@ FORMATS: Final[Mapping[str, Callable[[str], Rows]]] = {
     "jsonl": lambda path: _objects(path, flat),
     "parquet": _parquet,
     "dsjson": lambda path: _objects(path, _event),
-    "obp": _csv,
+    "obp": _obp,
 }
 _SUFFIXES: Final = {"tsv": "csv", "json": "jsonl", "ndjson": "jsonl"}
 
 
-def format_of(path: str) -> str:
-    """Return the format by the name of a file.
-
-    >>> format_of("clicks.csv.gz"), format_of("events.ndjson")
-    ('csv', 'jsonl')
-    """
+def read_table(path: str, format: str | None = None) -> Rows:
+    """Return the rows of a file, in this format or in the one that its name says."""
     suffix = Path(path.removesuffix(".gz")).suffix.lower().lstrip(".")
-    if (format := _SUFFIXES.get(suffix, suffix)) not in FORMATS:
+    format = format or _SUFFIXES.get(suffix, suffix)
+    if format not in FORMATS:
         raise InputError(f"{path}: the name does not say the format: give --format {'|'.join(FORMATS)}")
-    return format
+    return FORMATS[format](path)

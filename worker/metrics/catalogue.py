@@ -194,6 +194,10 @@ CATALOGUE: Final = (
         "room for the session.",
         **{"class": ("opened", "repeated", "unremembered", "dead")},
     ),
+    _counter(
+        "adcascade_unlisted_values_total",
+        "Values in contexts that their declared category does not list. The status page names frequent ones.",
+    ),
     _gauge("adcascade_open_sessions", "Sessions in the table, including ended ones that have not expired."),
     _counter("adcascade_sessions_ended_total", "Sessions deleted from the table.", how=ENDINGS),
     _counter("adcascade_sessions_recovered_total", "Sessions taken over with a partition or after a restart."),
@@ -201,8 +205,9 @@ CATALOGUE: Final = (
     _counter("adcascade_feedback_received_total", "Feedback records read."),
     _counter(
         "adcascade_feedback_total",
-        "Feedback records by outcome. Together with the parked ones they add up to all feedback read or recovered.",
-        **{"class": ("applied", "redundant", "outside", "late", "unremembered", "dead")},
+        "Feedback records by outcome. Together with the parked ones they add up to all feedback read or recovered. "
+        "Unknown: over HTTP, for a session that was never opened.",
+        **{"class": ("applied", "redundant", "outside", "late", "unknown", "unremembered", "dead")},
     ),
     _gauge("adcascade_parked_records", "Feedback records that wait for the arrival of their session."),
     _counter("adcascade_parked_recovered_total", "Parked records taken over with a partition or after a restart."),
@@ -211,8 +216,8 @@ CATALOGUE: Final = (
         "adcascade_accounting_imbalance",
         "Left minus right side of the accounts at the last count of the tables. Any value but 0 is a defect. "
         "arrivals = opened + repeated + unremembered + dead; opened + recovered = ended + open + handed over; feedback "
-        "+ recovered parked = applied + redundant + late + outside + unremembered + dead + parked + handed over "
-        "parked.",
+        "+ recovered parked = applied + redundant + late + outside + unknown + unremembered + dead + parked + handed "
+        "over parked.",
         identity=IDENTITIES,
     ),
     _counter("adcascade_decisions_total", "Decisions sent, including repeated ones.", mode=MODES, position=POSITIONS),

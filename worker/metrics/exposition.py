@@ -29,8 +29,9 @@ def open_sessions(tally: Tally) -> int:
 
 def parked_records(tally: Tally) -> int:
     """Return how many feedback records wait for their arrival by the accounts."""
-    settled = tally.applied + tally.redundant + tally.late + tally.outside + tally.unparked + tally.dead_feedback
-    return tally.feedback + tally.recovered_parked - settled - tally.handed_over_parked
+    settled = tally.applied + tally.redundant + tally.late + tally.outside + tally.unknown + tally.unparked
+    settled += tally.dead_feedback + tally.handed_over_parked
+    return tally.feedback + tally.recovered_parked - settled
 
 
 def imbalances(tally: Tally, sessions: int, parked: int) -> dict[str, int]:
@@ -91,6 +92,7 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
         "arrivals_classified_total": _each(
             opened=tally.opened, repeated=tally.repeated, unremembered=tally.unremembered, dead=tally.dead_arrivals
         ),
+        "unlisted_values_total": {(): tally.unlisted.features.total()},
         "journaled_sessions_total": _each(yes=tally.opened - tally.unjournaled, no=tally.unjournaled),
         "open_sessions": {(): open_sessions(tally)},
         "sessions_ended_total": {(how,): tally.ended[how] for how in ENDINGS},
@@ -102,6 +104,7 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
             redundant=tally.redundant,
             outside=tally.outside,
             late=tally.late,
+            unknown=tally.unknown,
             unremembered=tally.unparked,
             dead=tally.dead_feedback,
         ),

@@ -14,7 +14,7 @@ from threading import Lock
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES, SIMULATED, STAGES
+from worker.metrics.catalogue import CATALOGUE, IDENTITIES, SIMULATED, STAGES
 from worker.metrics.exposition import families, imbalances
 from worker.metrics.history import (
     BETWEEN_MARKS,
@@ -48,7 +48,7 @@ _FROM_ZERO = [
 
 
 class Metrics:
-    """Sum everything observed; `registry` serves /metrics.
+    """Sum everything observed; `registry` serves /metrics. `consumed` are the topics that may lag, on Kafka.
 
     >>> metrics = Metrics()
     >>> emits = Emits(tally=Tally(arrivals=2, opened=1, repeated=1))
@@ -57,7 +57,7 @@ class Metrics:
     2.0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, consumed: Iterable[str] = ()) -> None:
         self.troubles = TroubleLog()
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -74,7 +74,7 @@ class Metrics:
             },
         )
         self._imbalance = dict.fromkeys(IDENTITIES, 0.0)
-        self._lag = dict.fromkeys(CONSUMED, 0.0)
+        self._lag = dict.fromkeys(consumed, 0.0)
         self._horizon = 1  # the largest of all versions: series must not disappear
         self._parameters: Parameters | None = None
         self._windows: deque[Window] = deque(maxlen=MOST_WINDOWS)

@@ -32,6 +32,7 @@ from worker.http.service import (
     Answer,
     UnavailableError,
     UnknownSessionError,
+    example_context,
     fallback_answer,
 )
 from worker.metrics import Metrics
@@ -45,13 +46,15 @@ from worker.stream.reading import judged_arrival
 from worker.stream.serving import Serving
 from worker.stream.session import Session
 from worker.stream.table import SessionRoom
-from worker.stream.topology import ONLY_PARTITION, DeadLetter, Emits, Record
+from worker.stream.topology import ONLY_PARTITION, DeadLetter, Emits, Record, Tally
 from worker.stream.versions import Versions
 
 #: Requests that may wait; beyond that, the process is overloaded.
 MOST_WAITING: Final = 20_000
+#: Deleted sessions that are remembered, so that feedback for them is known to be late.
+MOST_ENDED: Final = 100_000
 #: Why feedback is refused.
-NEVER_OPENED: Final = "it was never opened here, or it is over"
+NEVER_OPENED: Final = "the session was never opened here, or ended long ago; send the session_id of its arrival"
 
 Kind = Literal["arrive", "feedback", "look", "work", "tick"]
 _T = TypeVar("_T")
@@ -105,6 +108,7 @@ class ServeRunner:
         self._clock = clock
         self._interval = progress_interval
         self._waiting: list[Waiting] = []
+        self._ended: dict[int, int] = {}  # hashes of deleted sessions, and when they were deleted, the oldest first
         self._has_work = asyncio.Event()
         records = [
             Record(TOPICS.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in store.state.sessions()
@@ -117,6 +121,10 @@ class ServeRunner:
     def ready(self) -> str | None:
         """Return None, or why no requests can be taken."""
         return self.failure
+
+    def example(self) -> bytes:
+        """Return a context as the newest version takes it, as JSON."""
+        return example_context(self.versions.newest.settings)
 
     def arrive(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
         """Open a session, or find it; return its current decision."""
@@ -226,6 +234,7 @@ class ServeRunner:
         records = self._records(batch, now)
         started = perf_counter()
         emits = self.serving.handle(records)
+        self._remember_ended(emits, now)
         if records or emits.changelog:
             self._metrics.batch(emits, len(records), perf_counter() - started)
         store.add_batch(records, emits)
@@ -255,7 +264,8 @@ class ServeRunner:
                 at = known.arrived_at if type(known) is Session else arriving.setdefault(session_id, now)
                 topic, value = TOPICS.arrivals, request.record(at)
             elif known is None and session_id not in arriving:
-                waiting.error = UnknownSessionError(NEVER_OPENED)
+                waiting.error = self._absent(session_id, now)
+                self._count_absent(waiting.error)
                 continue
             else:
                 topic, value = TOPICS.clicks, request.record(now)
@@ -263,6 +273,30 @@ class ServeRunner:
             key = session_id.encode("utf-8", errors="replace")
             records.append(Record(topic, ONLY_PARTITION, waiting.offset, now, key, value))
         return records
+
+    # ── feedback without a session ───────────────────────────────────────────────────────────────────────────────────
+
+    def _remember_ended(self, emits: Emits, now: int) -> None:
+        """Remember the sessions that a batch has deleted, and forget the oldest beyond `MOST_ENDED`."""
+        for key, value in emits.changelog:
+            if value is None:
+                self._ended[hash(key)] = now
+        while len(self._ended) > MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def _absent(self, session_id: str, now: int) -> UnknownSessionError:
+        """Return why feedback for a session that is not in the table cannot count."""
+        deleted, settings = self._ended.get(hash(session_id.encode(errors="replace"))), self.versions.newest.settings
+        if deleted is None:
+            return UnknownSessionError(NEVER_OPENED)
+        late, timeout = (now - deleted + settings.lateness) / 1000, settings.session_timeout / 1000
+        since = f"feedback counts until {timeout:g} s after the arrival, and this comes at least {late:,.0f} s too late"
+        return UnknownSessionError(f"{since}; a longer --session-timeout of the server allows it", over=True)
+
+    def _count_absent(self, error: UnknownSessionError) -> None:
+        tally = Tally(feedback=1, late=int(error.over), unknown=int(not error.over))
+        tally.troubles.add("late-feedback", str(error).partition(";")[0])
+        self._metrics.add(tally)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -282,8 +316,10 @@ class ServeRunner:
             if error is None and waiting.kind not in ("work", "tick"):
                 session_id = waiting.request.session_id
                 answer = self._answer_of(session_id, decisions.get(session_id.encode()))
-                if answer is None and waiting.kind != "look":
+                if answer is None and waiting.kind == "arrive":
                     error = UnavailableError("there is no room for this session")
+                elif answer is None and waiting.kind == "feedback":  # this very batch has deleted the session
+                    error = self._absent(session_id, self.now())
             if error is not None:
                 future.set_exception(error)
             else:
@@ -329,7 +365,7 @@ class ServeRunner:
         session = self.serving.table.get(name)
         is_arriving = any(one.kind == "arrive" and one.request.session_id == name for one in self._waiting)
         if session is None and not is_arriving:
-            raise UnknownSessionError(NEVER_OPENED)
+            raise self._absent(name, self.now())
         if type(session) is not Session:
             raise UnavailableError("the deadline has come; send the request again")
         now = self.now()

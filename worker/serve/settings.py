@@ -11,7 +11,7 @@ from worker.http.settings import HttpSettings
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings, continued
+from worker.stream.settings import NO_CONTEXT, Arm, LearningSettings, continued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,5 +46,5 @@ def continued_learning(settings: ServeSettings, newest: Parameters | None) -> Le
         dim = settings.dim or newest.settings.dim
         return continued(replace(settings.learning, dim=dim), newest.settings)
     if settings.dim is None:
-        raise InputError("--dim is missing: how many numbers has a context? (the state folder is new)")
+        raise InputError(f"the state folder is new, and {NO_CONTEXT}")
     return replace(settings.learning, dim=settings.dim)

@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - All ads have the same features. A missing or undeclared one, or a value of another type, is refused with one line. A
-  value that a category does not list has no mark, as in contexts: new ads may have new values.
+  value that a category does not list has no mark, as in contexts. Commands refuse it, journals may have it.
 - The declared feature `reward` is no further column of a catalogue: an ad has its revenue anyway. After a new price the
   coefficients of the ad stay as they are (`catalogue.py`).
 - Without a declaration, the first catalogue gives it: a feature that is a number in every ad is a number, any other is
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -50,6 +51,19 @@ def check_ad(declared: Sequence[Feature], given: Mapping[str, Value], where: str
             raise InputError(f"{where}, {feature.name}: a number is declared, not the text {value!r}")
         if feature.kind != "number" and not isinstance(value, str):
             raise InputError(f"{where}, {feature.name}: a category is declared, a text, not the number {value:g}")
+
+
+def check_listed(declared: Sequence[Feature], given: Mapping[str, Value], where: str) -> None:
+    """Raise `InputError` if an ad has a value that its category does not list; the error names the nearest one."""
+    for feature in declared:
+        value = given.get(feature.name)
+        if feature.kind == "category" and isinstance(value, str) and value not in feature.values:
+            near = get_close_matches(value, feature.values, n=1)
+            guess = f"did you mean {near[0]}?" if near else f"values are {listed(feature.values)}."
+            raise InputError(
+                f"{where}, {feature.name}: {value!r} is not a listed value; {guess} "
+                "`adcascade features apply` adds values"
+            )
 
 
 def infer(ads: Sequence[tuple[str, Mapping[str, Value]]]) -> tuple[Feature, ...]:

@@ -3,9 +3,10 @@
 Rules that hold here:
 
 - A record either becomes an event or raises `Rejected`, with a reason of the closed list and one line that says what
-  is wrong and where, never the payload. Nothing else escapes from a ``decode_`` function, whatever the bytes.
+  is wrong and where, without values of the payload. Nothing else escapes from a ``decode_`` function, for any bytes.
 - Whether a record is rejected depends on the record and the settings alone (see `MAX_DEPTH`), so all runners agree.
-- Unknown fields are ignored, so that a producer may be newer than the worker.
+- Unknown fields are ignored, so that a producer may be newer than the worker. Where a field is missing, the error names
+  the unknown one that is nearest to it.
 - `timestamp` is the time of a record. A negative one, −t, stands for a record without a time that was read at t: such
   an event may be as old as it likes.
 """
@@ -13,8 +14,11 @@ Rules that hold here:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
 from math import hypot, inf, isnan
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -81,11 +85,11 @@ class Reader(Generic[E]):
             return self._decode(value)
         except Exception as error:
             if "got `float`" not in str(error) and "got `null`" not in str(error):
-                raise _rejected(error) from None
+                raise _with_guess(_rejected(error), value) from None
         try:
             return self._reread(value)
         except Exception as error:
-            raise _rejected(error) from None
+            raise _with_guess(_rejected(error), value) from None
 
     def _reread(self, value: bytes) -> E:
         """Decode a record that writes whole numbers as 5.0 or 5e0, or null for a missing number of `opened`."""
@@ -121,6 +125,26 @@ def _rejected(error: Exception) -> Rejected:
         return Rejected("undecodable", str(error))
     # RecursionError, MemoryError, and whatever else a hostile record may cause.
     return Rejected("undecodable", f"not readable ({type(error).__name__})")
+
+
+_MISSING_FIELD: Final = re.compile(r"Object missing required field `(\w+)`")
+_MOST_NAMES: Final = 64  # that are compared: a hostile record has thousands
+
+
+def _with_guess(rejected: Rejected, value: bytes) -> Rejected:
+    """Return a rejection that names the field which is probably a misspelling of the missing one, if there is any."""
+    if missing := _MISSING_FIELD.fullmatch(rejected.error):
+        with suppress(msgspec.DecodeError):
+            if near := near_name(missing[1], msgspec.json.decode(value, type=dict[str, msgspec.Raw])):
+                return Rejected(rejected.reason, f"{rejected.error}; is {near!r} meant?")
+    return rejected
+
+
+def near_name(field: str, given: Iterable[str]) -> str | None:
+    """Return the name, of those given, that looks like a misspelling of a field."""
+    names = {name.lower(): name for name in islice(given, _MOST_NAMES)}
+    near = get_close_matches(field, names, n=1, cutoff=0.8)
+    return names[near[0]] if near else None
 
 
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
@@ -180,17 +204,18 @@ def decode_arrival(
     grace: int = 0,
     encoder: Encoders | None = None,
     standardise: bool = False,
+    unlisted: list[tuple[str, str]] | None = None,
 ) -> Arrival:
     """Decode an arrival whose record has this `timestamp` and whose context must have `dim` numbers.
 
     `grace` (session timeout + lateness) is how old an event may be in addition to the limit. With an `encoder` the
-    context is an object of the features that are declared at its time. With `standardise` the norm has no limit, but
-    every number has.
+    context is an object of the features that are declared at its time, and `unlisted` collects values that none of
+    them lists. With `standardise` the norm has no limit, but every number has.
 
     >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
     Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
     """
-    event = _read_arrival(value, limits, encoder)
+    event = _read_arrival(value, limits, encoder, unlisted)
     _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
     if len(event.exclude) > limits.max_exclude:
         raise Rejected("invalid", f"$.exclude has {len(event.exclude)} arms, more than {limits.max_exclude}")
@@ -259,12 +284,14 @@ decode_decision: Final = Reader[Decision](Decision)
 decode_episode: Final = Reader[Episode](Episode)
 
 
-def _read_arrival(value: bytes | None, limits: Limits, encoder: Encoders | None) -> Arrival:
+def _read_arrival(
+    value: bytes | None, limits: Limits, encoder: Encoders | None, unlisted: list[tuple[str, str]] | None
+) -> Arrival:
     try:
         if encoder is None:
             return _read_listed_arrival(value, limits.max_record_bytes)
         event = _read_named_arrival(value, limits.max_record_bytes)
-        context = encoder.at(event.occurred_at).encode(event.context)
+        context = encoder.at(event.occurred_at).encode(event.context, unlisted)
     except InputError as error:
         raise Rejected("invalid", f"$.{error}") from None
     except Rejected as rejected:

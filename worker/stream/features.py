@@ -4,6 +4,7 @@ Rules that hold in this file:
 
 - A feature is a `number`, a `category` with listed values, or a `hashed` category. A number takes one column, a
   category one column per value, a hashed category as many columns as declared.
+- A boolean is a number that is 0 or 1: `"boolean"` declares it, and where a number is declared, true and false count.
 - Of ads, the name `reward` stands for the revenue that the catalogue has anyway; its logarithm is the column.
 - The declaration is part of every version, so workers cannot disagree. Names keep their order; it is the order of the
   columns.
@@ -304,7 +305,7 @@ def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:
 
 def _declared(part: str, name: str, how: Any) -> Feature:
     try:
-        if how == "number":
+        if how in ("number", "boolean"):
             return Feature(name=name, kind="number")
         if isinstance(how, list):
             return Feature(name=name, kind="category", values=tuple(how))
@@ -313,7 +314,7 @@ def _declared(part: str, name: str, how: Any) -> Feature:
     except InputError as error:
         raise InputError(f"[features.{part}]: {error}") from None
     raise InputError(
-        f'[features.{part}]: {name} must be "number", a list of values such as ["mobile", "desktop"], '
+        f'[features.{part}]: {name} must be "number", "boolean", a list of values such as ["mobile", "desktop"], '
         f"or {{ hashed = 16 }}, not {how!r}"
     )
 
@@ -373,8 +374,11 @@ class ContextEncoder:
         """Return itself: one declaration holds at all times."""
         return self
 
-    def encode(self, given: Mapping[str, Any]) -> tuple[float, ...]:
-        """Return the numbers of a context object; raise `InputError` that names the field."""
+    def encode(self, given: Mapping[str, Any], unlisted: list[tuple[str, str]] | None = None) -> tuple[float, ...]:
+        """Return the numbers of a context object; raise `InputError` that names the field.
+
+        Values that a category does not list are added to `unlisted`, with the name of the feature.
+        """
         numbers, places = self._blank.copy(), self._places
         for name, value in given.items():
             place = places.get(name)
@@ -388,13 +392,15 @@ class ContextEncoder:
             if find is None:
                 if type(value) is float:
                     numbers[column] = value
-                elif type(value) is int:
+                elif type(value) is int or type(value) is bool:
                     numbers[column] = _as_float(name, value)
                 elif name not in self._lenient:
                     raise InputError(f"context.{name}: a number is declared, not {kind_of(value)}")
             elif type(value) is str:
                 if (found := find(value)) is not None:
                     numbers[found] = 1.0
+                elif unlisted is not None:
+                    unlisted.append((name, value))
             elif name not in self._lenient:
                 raise InputError(f"context.{name}: a category is declared, a text, not {kind_of(value)}")
         return tuple(numbers)

@@ -44,7 +44,12 @@ class Batch:
 
 
 def judged_arrival(
-    value: bytes | None, timestamp: int, settings: LearningSettings, limits: Limits, encoder: Encoders | None
+    value: bytes | None,
+    timestamp: int,
+    settings: LearningSettings,
+    limits: Limits,
+    encoder: Encoders | None,
+    unlisted: list[tuple[str, str]] | None = None,
 ) -> Arrival:
     """Decode an arrival under the settings of a version and the declarations in force; raises `Rejected`."""
     return decode_arrival(
@@ -55,6 +60,7 @@ def judged_arrival(
         grace=settings.grace,
         encoder=encoder,
         standardise=settings.standardise,
+        unlisted=unlisted,
     )
 
 
@@ -97,13 +103,14 @@ class RecordReader:
         # A number of one digit and a comma become eight bytes at most, in the journal or in the table.
         largest = (self._room - self._versions.slate_bytes - encoded) // 4
         events: list[Arrival | Feedback | None] = []
+        unlisted: list[tuple[str, str]] = []
         arrivals = 0
         for record in records:
             try:
                 event: Arrival | Feedback
                 if record.topic == self._arrivals:
                     arrivals += 1
-                    event = judged_arrival(record.value, record.timestamp, settings, self._limits, encoder)
+                    event = judged_arrival(record.value, record.timestamp, settings, self._limits, encoder, unlisted)
                 else:
                     event = self._feedback(record, horizon)
                 if (size := len(record.value or b"")) > largest:
@@ -119,6 +126,9 @@ class RecordReader:
                 events.append(None)
         emits.tally.arrivals += arrivals
         emits.tally.feedback += len(records) - arrivals
+        if unlisted:
+            emits.tally.unlisted.add(unlisted)
+            emits.tally.troubles.add("unlisted-values", f"the feature {unlisted[-1][0]}", len(unlisted))
         return events
 
     def read_parked(self, record: Record, horizon: int, emits: Emits) -> Feedback | None:

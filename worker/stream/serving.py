@@ -42,6 +42,7 @@ from worker.stream.topology import MOST_BYTES, Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
 
 REUSED = "another arrival has this session_id; ids must be unique"
+NO_ARRIVAL = "no arrival came, or only so long before that its session was over"
 
 
 def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
@@ -262,7 +263,7 @@ class Serving(SessionTable):
                     emits.tally.troubles.add("unanswered", "")
             else:
                 emits.tally.late += len(state.records)
-                emits.tally.troubles.add("late-feedback", "no arrival came", len(state.records))
+                emits.tally.troubles.add("late-feedback", NO_ARRIVAL, len(state.records))
 
     def _lacks_feedback(self, session: Session) -> bool:
         answered = session.clicked or session.passed or not session.slate

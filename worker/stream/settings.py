@@ -21,6 +21,10 @@ from worker.stream.features import LONGEST_NAME, TAKEN, Features, widest
 UNANSWERED = ("left", "passed")
 ANSWERS = ("learned", "all")
 _NUMBERS = (int, float)
+#: What to do where nothing says what a context is.
+NO_CONTEXT = (
+    "no features are declared: add [features.context] to the --config file, or give --dim N, for lists of numbers"
+)
 
 
 #: Bounds on the revenue of a click. Slates are planned in single precision, where sums of larger ones overflow.

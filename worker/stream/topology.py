@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from worker.errors import InputError
 from worker.stream.events import TOPICS
 from worker.stream.troubles import Troubles
+from worker.stream.unlisted import Unlisted
 
 
 class Record(NamedTuple):
@@ -147,11 +148,11 @@ class Tally:
     - arrivals = opened + repeated + unremembered + dead_arrivals
     - opened + recovered = ended + open + handed_over
     - feedback + recovered_parked
-      = applied + redundant + late + outside + unparked + parked now + handed_over_parked + dead_feedback
+      = applied + redundant + late + outside + unknown + unparked + parked now + handed_over_parked + dead_feedback
 
     `unjournaled` are the opened sessions that are not journaled, because learning has a budget. `unremembered` and
     `unparked` are arrivals and feedback for which there was no room. `replanned` are arrivals, opened or repeated, that
-    are journaled as uncertain.
+    are journaled as uncertain. `unknown` is feedback for a session that a server has never opened.
     """
 
     arrivals: int = 0
@@ -167,6 +168,7 @@ class Tally:
     redundant: int = 0
     late: int = 0
     outside: int = 0
+    unknown: int = 0
     unparked: int = 0
     dead_feedback: int = 0
     replanned: int = 0
@@ -178,6 +180,7 @@ class Tally:
     ended: Counter[str] = field(default_factory=Counter)  # how
     decisions: Counter[tuple[str, int]] = field(default_factory=Counter)  # mode, position
     clicks: Counter[int] = field(default_factory=Counter)  # position
+    unlisted: Unlisted = field(default_factory=Unlisted)
     troubles: Troubles = field(default_factory=Troubles)
 
     def add(self, other: Tally) -> None:
@@ -187,7 +190,7 @@ class Tally:
             if not theirs:  # most of it, in most batches
                 continue
             mine = getattr(self, name)
-            if isinstance(mine, Counter | Troubles):
+            if isinstance(mine, Counter | Troubles | Unlisted):
                 mine.update(theirs)
             else:
                 setattr(self, name, mine + theirs)

@@ -40,7 +40,8 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
     # Records that come in.
     "dead-letters": TroubleKind(
         "Records cannot be used and become dead letters, more than 1 % of all.",
-        "Read the dead letters (adcascade record - --topics dead-letters) and correct the client.",
+        "Correct the client. Over HTTP each answer says what is wrong, and so does the log of serve --record FILE; on "
+        "Kafka read the dead letters (adcascade record - --topics dead-letters).",
         least=3,
         share=0.01,
         of="records",
@@ -54,8 +55,8 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
     ),
     "late-feedback": TroubleKind(
         "Feedback comes too late to count, or without its arrival, more than 5 % of all.",
-        "Compare the clocks, the units of occurred_at and the keys of both producers; --lateness and --session-timeout "
-        "can allow more time.",
+        "If users take longer, raise --session-timeout; if delivery does, --lateness. Otherwise compare the clocks, "
+        "the units of occurred_at, and the session ids and keys of arrivals and feedback.",
         least=3,
         share=0.05,
         of="feedback",
@@ -80,6 +81,14 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         least=10,
         share=0.1,
         of="contexts",
+    ),
+    "unlisted-values": TroubleKind(
+        "Contexts have values that their category does not list, more than 5 % of all. To the model they are missing.",
+        "Add the values to [features.context] with adcascade features apply, or correct the client. The status page "
+        "names those that come often.",
+        least=20,
+        share=0.05,
+        of="arrivals",
     ),
     "split-sessions": TroubleKind(
         "The producers of arrivals and clicks place the same key in different partitions.",

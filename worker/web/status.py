@@ -119,7 +119,12 @@ class StatusDocument:
                 "refused": int(numbers["refused_versions_total"]),
                 "late": int(numbers["late_records_total"]),
                 "late_feedback": tally.late + tally.outside,
+                "unknown_feedback": tally.unknown,
             },
+            "unlisted": [
+                {"feature": name, "count": count, "values": tally.unlisted.frequent(name)}
+                for name, count in tally.unlisted.features.most_common()
+            ],
         }
 
 

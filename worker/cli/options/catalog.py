@@ -25,7 +25,7 @@ import orjson
 from worker.cli.options.parser import Option, boolean
 from worker.console import read_file
 from worker.errors import InputError
-from worker.stream.ad_features import Value, check_ad, infer
+from worker.stream.ad_features import Value, check_ad, check_listed, infer
 from worker.stream.decoding import Limits
 from worker.stream.features import Feature
 from worker.stream.settings import Arm
@@ -54,17 +54,20 @@ def read_arms(
     """
     if path is None:
         return ()
-    content = read_file(path, name)
+    content, suffix = read_file(path, name), Path(path).suffix.lower()
     try:
         text = content.decode("utf-8-sig")
-        suffix = Path(path).suffix.lower()
         as_text = suffix in (".csv", ".tsv")
         rows = list(_csv(text) if as_text else _rows(tomllib.loads(text) if suffix == ".toml" else orjson.loads(text)))
         _check_rows(rows, declared)
         others = [(where, _other_fields(row)) for where, row in rows]
         features = _features(others, declared, as_text=as_text)
         arms = tuple(_arm(row, where, given) for (where, row), given in zip(rows, features, strict=True))
-    except (UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        row, codes = content[: error.start].count(b"\n") + 1, "UTF-16" if content[0] > 0xFD else "WINDOWS-1252"
+        convert = f"iconv -f {codes} -t UTF-8 {path} > converted{suffix}"
+        raise InputError(f"{name} {path}: row {row} is not UTF-8; convert the file: {convert}") from None
+    except (orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
         raise InputError(f"{name} {path}: cannot be read: {error}") from None
     except InputError as error:
         raise InputError(f"{name} {path}: {error}") from None
@@ -109,7 +112,7 @@ def _rows(content: Any) -> Iterable[Placed]:
 #: Fields of an arm, with other names that are common for them.
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "arm": ("id", "ad", "ad_id", "arm_id", "name", "sku", "item", "product"),
-    "reward": ("price", "revenue", "value", "amount", "cpc", "bid", "payout"),
+    "reward": ("revenue", "cpc", "bid", "payout"),  # the price of a product is a feature
     "active": ("enabled", "is_active"),
 }
 
@@ -123,7 +126,8 @@ def _check_names(names: Iterable[str], where: str) -> None:
         alike = [name for name in others if name.lower().strip() in (field, *aliases)]
         alike = alike or get_close_matches(field, others, n=1, cutoff=0.7)
         if alike or field != "active":
-            guess = f"; if {alike[0]!r} is meant, rename it to {field}" if alike else ""
+            wanted = ": add what a click on the ad earns, such as your CPC" if field == "reward" else ""
+            guess = f"; if {alike[0]!r} is meant, rename it to {field}" if alike else wanted
             raise InputError(f"{where} has no {field}{guess}")
 
 
@@ -198,6 +202,7 @@ def _features(rows: Sequence[Placed], declared: Sequence[Feature] | None, *, as_
         features = {name: _feature(row[name], f"{where}, {name}", as_text and name in numbers) for name in row}
         if declared is not None:
             check_ad(declared, features, where)
+            check_listed(declared, features, where)
         else:
             # In a column of texts and numbers that nobody declared, numbers are texts as well.
             mixed = {name: value for name, value in features.items() if name not in numbers}
@@ -216,12 +221,18 @@ def _means_number(value: Any, as_text: bool) -> bool:
         return False
 
 
+#: Numbers that true and false stand for, where all values are texts.
+_BOOLEANS: Final = {"true": "1", "false": "0"}
+
+
 def _feature(value: Any, where: str, is_number: bool) -> Value:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise InputError(f"{where}: a feature must be a number or a text")
+    if not isinstance(value, int | float | str):
+        raise InputError(f"{where}: a feature must be a number, a text, true or false")
     if isinstance(value, str) and not value.strip():
         raise InputError(f"{where}: the cell is empty, and every ad needs a value")
-    checked = _read_number(value, where) if is_number and isinstance(value, str) else value
+    checked = float(value) if isinstance(value, bool) else value
+    if is_number and isinstance(value, str):
+        checked = _read_number(_BOOLEANS.get(value.strip().lower(), value), where)
     if not isinstance(checked, str) and not math.isfinite(checked):
         raise InputError(f"{where}: must be a finite number, not {value}")
     return checked

@@ -73,7 +73,7 @@ _LEARNING = grouped(
     Option("standardise", "standardisation of numbers in contexts, by the first sessions", flag=True),
     Option(
         "features",
-        "declared features, in the tables [features.context] and [features.ads], and crosses of those of contexts",
+        "features of users in [features.context], of ads in [features.ads]: number, boolean, values or hashed; crosses",
         parse=Features.of_table,
         table=True,
     ),

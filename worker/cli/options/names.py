@@ -9,10 +9,12 @@ Rules that hold in this file:
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 
+from worker.console import note
 from worker.errors import InputError
 
 PREFIX: Final = "ADCASCADE_"
@@ -96,3 +98,11 @@ def check_file(content: Mapping[str, Any], known: Mapping[str, Collection[str]],
         elif name not in known[table]:
             where = f"[{table}] has no option" if table else "no command has an option"
             raise InputError(f"{where} {name!r}{did_you_mean(name, sorted(known[table]))}")
+
+
+def note_unused(content: Iterable[str], known: Mapping[str, Collection[str]], parsed: Namespace) -> None:
+    """Note the tables of a settings file with names of their own, such as [features], that a command does not have."""
+    own = {option.attribute for option in parsed._command.options}
+    for name in content:
+        if name in known and not known[name] and name not in own:
+            note(f"--config {parsed.config}: `adcascade {' '.join(parsed._path)}` does not use [{name}]")

@@ -20,7 +20,7 @@ from configparser import ConfigParser
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, TypeVar
 
-from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, own_variables
+from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, note_unused, own_variables
 from worker.console import read_file
 from worker.errors import InputError
 
@@ -347,7 +347,9 @@ def _file(
     try:
         content = tomllib.loads(text.decode())
         if load_all is not None:
-            check_file(content, _names(load_all()))
+            check_file(content, names := _names(load_all()))
+            if parsed.config:  # the variable is for all commands
+                note_unused(content, names, parsed)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: not valid TOML: {error}") from None
     except InputError as error:

@@ -43,6 +43,15 @@ async function report(clicked) {
   if (answer !== null) show(answer);
 }
 
+/** Fill in a context as this server takes it; with API keys, once there is one. */
+async function prefill() {
+  const key = find("key").value;
+  const answer = await fetch("/v1/example.json", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+  if (answer.ok && !find("context").value) find("context").value = JSON.stringify(await answer.json(), null, 1).replace(/\s+/g, " ");
+}
+
+prefill();
+find("key").addEventListener("change", prefill);
 find("arrive").addEventListener("submit", async (event) => {
   event.preventDefault();
   let context;

@@ -238,6 +238,11 @@ function change(forgetting) {
   return forgetting.time ? `noticed at ${clocks([forgetting.time])[0]}: older sessions now count ${short(forgetting.kept)}` : "none noticed";
 }
 
+/** Values that a category does not list: "120: watch 80, tv 31". Rare ones are not named. */
+function unlisted({ count: all, values }) {
+  return [count(all), values.map(([value, times]) => `${value} ${count(times)}`).join(", ")].filter(Boolean).join(": ");
+}
+
 function showHealth(status) {
   const { lately, learning, sessions, accounts, parameters } = status;
   const off = Object.entries(accounts).filter(([, value]) => value !== 0);
@@ -250,7 +255,8 @@ function showHealth(status) {
     ["Windows closed", `${count(learning.windows)}${learning.here ? "" : " here; no learner here"}`],
     ["Windows rejected", count(learning.rejected), learning.rejected ? "warn" : null],
     ["Change", change(parameters?.forgetting)],
-    ["Late feedback", count(learning.late_feedback)],
+    ["Late feedback", `${count(learning.late_feedback)}${learning.unknown_feedback ? ` · for unknown sessions ${count(learning.unknown_feedback)}` : ""}`],
+    ...status.unlisted.map((one) => [`Values of ${one.feature} not listed`, unlisted(one), "warn"]),
     ["Late journal records", learning.here ? count(learning.late) : "–"],
     ["Accounts", off.length ? off.map(([name, value]) => `${name} ${value > 0 ? "+" : ""}${value}`).join(", ") : "balanced", off.length ? "bad" : "good"],
   ];
@@ -262,8 +268,9 @@ function showHealth(status) {
     value.dataset.level = level ?? "";
   });
   const lag = Object.entries(status.lag);
+  for (const id of ["h-lag", "lag"]) $(id).hidden = !lag.length; // only on Kafka
   const behind = Math.max(1000, ...lag.map(([, records]) => records));
-  fillBars("lag", lag.map(([topic, records]) => ({ name: topic, part: records / behind, cells: [count(records)] })), "No topics.");
+  fillBars("lag", lag.map(([topic, records]) => ({ name: topic, part: records / behind, cells: [count(records)] })), "");
   const dead = Object.entries(status.dead);
   const most = Math.max(1, ...dead.map(([, records]) => records));
   setText("dead-lead", `Records that could not be used, by reason${lately.read ? `; recently ${percent(lately.dead / lately.read)} of all records` : ""}.`);
