@@ -111,7 +111,7 @@ def test_every_arrival_is_answered_and_learning_goes_on(recorded: Recorded) -> N
     assert newest.settings.features.declared == THIRD
     reasons = [example for kind, _, example in tally.troubles if kind == "order-refused"]
     assert reasons == [
-        "sessions under the features before version 3 may be open until 2023-11-14 22:14:19 UTC: give the order "
+        "sessions under the features before version 3 may be open until 2023-11-14T22:14:19 UTC: give the order "
         "again then"
     ]
 

@@ -260,7 +260,7 @@ def test_a_second_change_waits_until_the_sessions_of_the_first_are_over() -> Non
     again = order(declared({"plan": ["a", "b"], **WATCHES}))
     outcome = learner.handle(written([*sessions(120, 0, encoder), progress(1350), order(declared(WATCHES)), again]))
     assert [one.reason for one in outcome.refusals] == [
-        "sessions under the features before version 2 may be open until 1970-01-01 00:00:02 UTC: give the order again "
+        "sessions under the features before version 2 may be open until 1970-01-01T00:00:02 UTC: give the order again "
         "then"
     ]
     assert learner.current.former_until == 1350 + 2 * 50 + 1000 + 350

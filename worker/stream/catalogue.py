@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+
+import numpy as np
 
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.bonuses import joined
@@ -171,10 +172,10 @@ def _former(current: Parameters, features: Features, renamed: Mapping[str, str])
     """Return the present features as the former ones; raise `InputError` if sessions under those are not over."""
     before, former = current.settings.features, current.former
     if former is not None and min(current.progress.values(), default=0) < current.former_until:
-        until = datetime.fromtimestamp(current.former_until / 1000, UTC)
+        until = np.datetime64(current.former_until, "ms").astype("datetime64[s]")
         raise InputError(
-            f"sessions under the features before version {former.since} may be open until {until:%Y-%m-%d %H:%M:%S} "
-            "UTC: give the order again then"
+            f"sessions under the features before version {former.since} may be open until {until} UTC: give the order "
+            "again then"
         )
     names = {feature.name for feature in features.context}
     return FormerFeatures(
