@@ -32,7 +32,7 @@ from worker.stream.chance import Shares
 from worker.stream.contexts import ARRAYS, ObservedSessions, Standardisation
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
-from worker.stream.features import Features
+from worker.stream.features import Features, FormerFeatures
 from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -195,7 +195,9 @@ def full_record() -> dict[str, Any]:
     )
     arms = tuple(Arm(arm=name, reward=1.0, features={"price": 2.5, "brand": name}) for name in "xy")
     known = Standardisation(centre=np.zeros(7), scale=np.ones(7))
-    parameters = replace(Parameters.first(LearningSettings(dim=7, features=declared), arms), standardisation=known)
+    former = FormerFeatures(since=1, first=0, context=declared.context[:1], renamed={"years": "age"})
+    first = Parameters.first(LearningSettings(dim=7, features=declared), arms)
+    parameters = replace(first, standardisation=known, former=former, former_until=5)
     record: dict[str, Any] = json.loads(encode_parameters(parameters))
     return record
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,8 +13,8 @@ from msgspec import to_builtins
 
 from worker.cli.options.catalog import check_id, features_of_pairs, read_arms
 from worker.cli.options.parser import JSON, CommandSpec, Option, number, pair
-from worker.cli.options.target import LearnerControl, action, control, in_force, version_facts
-from worker.console import note, table, write_result
+from worker.cli.options.target import YES, LearnerControl, action, confirm, control, in_force, version_facts
+from worker.console import table, write_result
 from worker.errors import InputError
 from worker.stream.ad_figures import all_figures
 from worker.stream.catalogue import catalogue_difference, describe_changes
@@ -31,7 +30,6 @@ FEATURE = Option(
 )
 FILE = Option("file", "ads as they should be: JSON, CSV or TOML with arm, reward and features", positional=True)
 DRY_RUN = Option("dry-run", "preview of the changes, without publishing them", flag=True, default=False)
-YES = Option("yes", "publication of the changes without a confirmation", flag=True, default=False)
 TODAY = Option("today", "figures of the current day, UTC, in the table", flag=True, default=False)
 
 #: Changes that are shown one by one.
@@ -157,7 +155,7 @@ def sync(options: argparse.Namespace) -> None:
         write_result(options.json, {**record, **version_facts(newest)}, shown, [shown])
         return
     if not options.yes:
-        _confirm(shown)
+        confirm(shown, "--dry-run shows them")
     after = target.order(CatalogueChange(changes=changes))
     done = f"{len(changes)} changes; {in_force(after)}"
     write_result(options.json, {**record, **version_facts(after)}, f"{shown}\n{done}" if options.yes else done)
@@ -168,18 +166,6 @@ def _difference(newest: Parameters, changes: Sequence[ArmEntry], file: str) -> s
     counted = Counter(sign for sign, _, _ in rows)
     kinds = f"{counted['+']} added, {counted['−']} retired, {counted['~']} changed"
     return f"{file} against version {newest.version}: {kinds}\n{table(['', 'arm', 'reward'], rows, SHOWN)}"
-
-
-def _confirm(shown: str) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InputError(
-            "--yes is missing: without a terminal there is nobody to confirm the changes (--dry-run shows them)"
-        )
-    note(shown)
-    sys.stderr.write("Publish these changes? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise InputError("not confirmed; nothing was changed")
 
 
 _action = partial(action, "arms")

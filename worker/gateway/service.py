@@ -62,9 +62,11 @@ class KafkaAdService:
         """Open a session, or find it."""
         planner, now = self._planner(), self._clock()
         record = request.record(now)
-        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits)
+        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits, self._model.encoder)
         key = arrival.session_id.encode()
         same = orjson.dumps((arrival.context, arrival.exclude))
+        if self._model.encoder is not None:  # as it was sent: its columns may change before it comes again
+            same = orjson.dumps(orjson.loads(b"{%b}" % request.members[1:]), option=orjson.OPT_SORT_KEYS)
         known = await self._exchange.arrive(Keyed("arrivals", key, record), same, deadline)
         return fallback_answer(planner, arrival) if known is None else self._current(key, known)
 

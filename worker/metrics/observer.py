@@ -242,6 +242,12 @@ class Metrics:
         """The number of sessions opened so far."""
         return self._now.tally.opened
 
+    @property
+    def _context_bytes(self) -> int:
+        """The length of a packed context of the newest version, or of the last session before there is one."""
+        known = self._parameters
+        return 8 * known.settings.dim if known is not None else len(self._contexts[-1])
+
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self) -> Snapshot:
@@ -251,7 +257,7 @@ class Metrics:
                 now=deepcopy(self._now),
                 marks=tuple(self._marks),
                 windows=tuple(self._windows),
-                contexts=tuple(one for one in self._contexts if len(one) == len(self._contexts[-1])),
+                contexts=tuple(one for one in self._contexts if len(one) == self._context_bytes),
                 parameters=self._parameters,
                 forgotten=self._forgotten,
                 numbers=dict(self._numbers),

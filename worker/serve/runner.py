@@ -356,7 +356,7 @@ class ServeRunner:
     def _fallback_arrival(self, request: AdRequest) -> Answer:
         now = self.now()
         settings = self.versions.newest.settings
-        arrival = judged_arrival(request.record(now), now, settings, self._limits)
+        arrival = judged_arrival(request.record(now), now, settings, self._limits, self.versions.encoders)
         return fallback_answer(self.versions.at(now), arrival)
 
     def _fallback_feedback(self, request: AdRequest) -> Answer:

@@ -26,8 +26,8 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.planning import slate_values
 from worker.bandit.regret import optimistic_gap, posterior_regret
 from worker.stream.accounts import click_prices
-from worker.stream.contexts import stack_packed
 from worker.stream.events import Episode
+from worker.stream.feature_changes import contexts_of
 from worker.stream.folding import one_thread, spread
 from worker.stream.joining import ClosedWindow
 from worker.stream.parameters import Parameters
@@ -226,5 +226,4 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
 
 
 def _contexts(version: Parameters, window: ClosedWindow, rows: Ints) -> Floats:
-    packed = [window.plans[row].context for row in rows.tolist()]
-    return version.prepared(stack_packed(packed, version.settings.dim))
+    return version.prepared(contexts_of(version, [window.plans[row] for row in rows.tolist()]))

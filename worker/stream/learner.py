@@ -10,8 +10,8 @@ Rules that hold in this file (docs/design.md §4 and §5):
 - A record whose time lies far after its own timestamp in the journal is refused, live or not (`MAX_FACT_LEAD`,
   `MAX_PROGRESS_LEAD`). So a session of the year 2100 holds back no `resume_offset`, and the clock of a worker that is
   an hour ahead closes no window, where the broker sets the timestamps of the journal.
-- `arm`, `arms`, `command` and `import` take effect at their position and make a version at once, unless they change
-  nothing.
+- `arm`, `arms`, `command`, `features` and `import` take effect at their position and make a version at once, unless
+  they change nothing.
 - **Position** of a version in the journal: `window_end`, before which everything is closed; `journal_offset`, the
   record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
   `progress`, the highest of each partition; `accounts`, the sums of all closed windows per ad (`accounts.py`).
@@ -49,6 +49,7 @@ from worker.stream.events import (
     Progress,
     Tag,
 )
+from worker.stream.feature_changes import width_of_context
 from worker.stream.folding import fold, one_thread, with_new_arms
 from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters
@@ -212,8 +213,9 @@ class Learner:
         if isinstance(event, FeedbackFact):
             self._late += not self.windows.answer(offset, event) and self._live
         elif isinstance(event, Opened):
-            if len(event.context) != self._configured.dim:
-                raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {self._configured.dim}")
+            dim = width_of_context(self._current, event.parameters_version)
+            if len(event.context) != dim:
+                raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {dim}")
             self._late += not self.windows.open(offset, event) and self._live
         else:
             if isinstance(event, Progress) and event.opened:
@@ -234,7 +236,7 @@ class Learner:
         if isinstance(event, Tag):
             outcome.tags.append((offset, event))  # no part of any version
             return
-        current = under(self.settings, self._current)
+        current = replace(under(self.settings, self._current), progress=self.watermark.by_partition())
         with one_thread():
             changed = carry_out(current, event, self._kept)
         if isinstance(changed, Refusal):
@@ -245,8 +247,10 @@ class Learner:
                 # All sessions of this time are in the journal: which of the later ones are already is left to chance.
                 changed = with_new_arms(changed, self.windows.plans(self.watermark.time - self.settings.lateness))
             reached = self.watermark.reached
-            soon = reached + 2 * self.settings.lateness if reached else 0
-            self._make(changed, offset, max(current.effective_at, soon), outcome)
+            soon = max(current.effective_at, reached + 2 * self.settings.lateness if reached else 0)
+            if changed.former != current.former:
+                changed = replace(changed, former_until=soon + self.settings.window + self.settings.grace)
+            self._make(changed, offset, soon, outcome)
 
     # ── closing windows ──────────────────────────────────────────────────────────────────────────────────────────────
 

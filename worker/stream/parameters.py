@@ -31,7 +31,16 @@ from worker.errors import InputError, OldVersionError, ParametersError
 from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
-from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
+from worker.stream.contexts import (
+    ARRAYS,
+    LEAST_SESSIONS,
+    SCALES,
+    WAITING,
+    ObservedSessions,
+    Standardisation,
+    without_gaps,
+)
+from worker.stream.features import FormerFeatures
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, is_number
 from worker.stream.version_records import (
     COUNTS,
@@ -58,6 +67,8 @@ class Parameters:
     the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
+    `former` are the features before the last change, and `former_until` is the time up to which the watermark must have
+    come before all sessions under them are over.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
     version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
     `started_from` is the history behind version 0, which all later versions name, too. A version that learned from the
@@ -90,6 +101,8 @@ class Parameters:
     answers: AnswerCounts | None = field(default=None, repr=False)
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
+    former: FormerFeatures | None = field(default=None, repr=False)
+    former_until: int = 0
     shares: Shares = ALL
     started_from: StartRecord | None = None
     imported: bool = False
@@ -377,7 +390,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
         counts = AnswerCounts(displayed=displayed, answered=answered)
     if record.standardisation is not UNSET:
-        given = [name for name in SCALES if name in document["standardisation"]]
+        given = [name for name in (*SCALES, WAITING) if name in document["standardisation"]]
         standardisation = Standardisation(**{name: read(f"standardisation.{name}") for name in given})
     if record.pending is not UNSET:
         arrays = {name: read(f"pending.{name}") for name in ARRAYS}
@@ -391,6 +404,8 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         standardisation=standardisation,
         pending=pending,
         accounts=NOTHING if record.accounts is UNSET else Accounts.read(record.accounts, len(record.arms)),
+        former=None if record.former_features is UNSET else record.former_features,
+        former_until=record.former_until,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in (*PLAIN, *IF_SET)},
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import orjson
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 
 from worker.bandit import MODELS
 from worker.bandit.arrays import Floats
@@ -30,7 +30,7 @@ from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
 from worker.stream.accounts import NOTHING, AccountsRecord, accounts_size
 from worker.stream.chance import ALL
-from worker.stream.contexts import LEAST_SESSIONS, SCALES
+from worker.stream.contexts import LEAST_SESSIONS, SCALES, WAITING
 from worker.stream.events import (
     MOST,
     Active,
@@ -44,7 +44,7 @@ from worker.stream.events import (
     Reward,
     described,
 )
-from worker.stream.features import Features, widest
+from worker.stream.features import Features, FormerFeatures, widest
 from worker.stream.packing import bytes_per_number, packed, unpacked
 from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm, LearningSettings
 
@@ -97,6 +97,10 @@ class ScaleRecord(Struct, frozen=True, kw_only=True):
     ] = UNSET
     unit: Annotated[
         Array | UnsetType, described("Unit that a number is divided by if its exponent is not 1, shape (d).")
+    ] = UNSET
+    waiting: Annotated[
+        Array | UnsetType,
+        described("Numbers of sessions so far in the u columns whose scale is infinite: not known yet. Shape (n, u)."),
     ] = UNSET
 
 
@@ -275,6 +279,8 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     )
     learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
     answer_counts: AnswerRecord | UnsetType = UNSET
+    former_features: FormerFeatures | UnsetType = UNSET
+    former_until: Annotated[int, described("Time when all sessions under the former features are over.", **_WHOLE)] = 0
     standardisation: ScaleRecord | UnsetType = UNSET
     pending: PendingRecord | UnsetType = UNSET
     theta_context: Annotated[
@@ -308,7 +314,7 @@ COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
     [
         *("sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"),
-        *("accounts", "kernels"),
+        *("accounts", "kernels", "former_until"),
     ]
 )
 
@@ -344,6 +350,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     if settings.features is not None:
         document["features"] = settings.features.document()
     document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}
+    if parameters.former is not None:
+        document |= {"former_features": to_builtins(parameters.former), "former_until": parameters.former_until}
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
     if parameters.accounts != NOTHING:
@@ -371,6 +379,7 @@ def arrays_of(parameters: Parameters) -> dict[str, Floats]:
         arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in COUNTS}
     if (known := parameters.standardisation) is not None:
         arrays |= {f"standardisation.{name}": getattr(known, name) for name in SCALES}
+        arrays |= {f"standardisation.{WAITING}": known.waiting} if len(known.waiting) else {}
     if parameters.pending is not None:
         arrays |= {f"pending.{name}": array for name, array in parameters.pending.pack().items()}
     return arrays
