@@ -72,7 +72,7 @@ def with_dimension(learning: LearningSettings, dim: int | None, history: Sequenc
     """Return the settings with the given dimension, else with that of the published parameters.
 
     Features and their scale are those of the published parameters. Raises `InputError` if there is no dimension, or if
-    what is given differs from what is published.
+    these settings are for another model.
     """
     if history:
         published = history[-1].settings
@@ -223,14 +223,6 @@ class PublishedParameters:
             check_same_model(self._configured.settings, first.settings)
         except InputError as error:
             raise UnfitError(f"another worker has published version {first.version}: {error}") from None
-        ours, published = (
-            one.features.context if one.features else () for one in (self._configured.settings, first.settings)
-        )
-        if ours != published:
-            raise UnfitError(
-                f"another worker has published version {first.version} with other features of contexts: give this "
-                "worker the same [features.context], or topics of its own (--prefix)"
-            )
 
     def wants(self, parameters: Parameters) -> bool:
         """Return whether to publish a version; raise as `check_same` if it contradicts the topic."""
@@ -246,8 +238,9 @@ class PublishedParameters:
 
 
 def _check_kind(new: Parameters, known: Parameters) -> None:
-    """Raise `ParametersError` for a version of another model: a model is of one kind for life."""
-    for name in ("dim", "model", "intercept", "standardise"):
+    """Raise `ParametersError` for a version of another model: a model is of one kind for life, but for its features."""
+    named = all(one.settings.features is not None and one.settings.features.context for one in (new, known))
+    for name in (*(() if named else ("dim",)), "model", "intercept", "standardise"):
         mine, theirs = getattr(known.settings, name), getattr(new.settings, name)
         if mine != theirs:
             raise ParametersError(

@@ -20,7 +20,7 @@ from worker.runtime.clock import clock_of
 from worker.runtime.learner_process import LearnerProcess
 from worker.runtime.memory import available_memory, collect_garbage_rarely, let_the_loop_go_first, sessions_that_fit
 from worker.runtime.supervision import supervised
-from worker.runtime.watch import CatalogueCheck, different
+from worker.runtime.watch import CatalogueCheck, different, ignored_features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings, ignored_scale
 from worker.stream.version_records import check_size
@@ -128,6 +128,8 @@ def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence
     if newest is not None and (line := ignored_scale(settings.learning, newest.settings)):
         log.warning(line)
     if newest is not None and settings.start is not None and (line := settings.start.ignored(newest)):
+        log.warning(line)
+    if newest is not None and (line := ignored_features(settings.learning, newest)):
         log.warning(line)
     if newest is None and not settings.arms and settings.start is None:
         log.warning(

@@ -152,7 +152,8 @@ class FoldAudit:
         if following is not None and following.parent_sha256 == sha256:
             return True
         # The recorded content, at the computed position in the journal.
-        position = {name: getattr(made, name) for name in ("window_end", "journal_offset", "resume_offset", "progress")}
+        names = ("window_end", "journal_offset", "resume_offset", "progress", "accounts")
+        position = {name: getattr(made, name) for name in names}
         self._kept[number] = replace(there, **position)
         return False
 

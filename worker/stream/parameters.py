@@ -26,12 +26,22 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.groups import Groups
 from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Exploration, Policy, policy_named
+from worker.bandit.policies import Exploration, Fixed, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
+from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
-from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
-from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
+from worker.stream.contexts import (
+    ARRAYS,
+    LEAST_SESSIONS,
+    SCALES,
+    WAITING,
+    ObservedSessions,
+    Standardisation,
+    without_gaps,
+)
+from worker.stream.features import FormerFeatures
+from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, is_number
 from worker.stream.version_records import (
     COUNTS,
     IF_SET,
@@ -52,10 +62,13 @@ NEVER: Final = 1e300
 class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
+    `accounts` are the sums per ad of all windows that were closed when it was made.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
     the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
+    `former` are the features before the last change, and `former_until` is the time up to which the watermark must have
+    come before all sessions under them are over.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
     version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
     `started_from` is the history behind version 0, which all later versions name, too. A version that learned from the
@@ -73,6 +86,7 @@ class Parameters:
     journal_offset: int = -1
     resume_offset: int = 0
     progress: Mapping[int, int] = field(default_factory=dict)
+    accounts: Accounts = field(default=NOTHING, repr=False)
     frozen: bool = False
     folds: int = 0
     clock: float = 0.0
@@ -87,6 +101,8 @@ class Parameters:
     answers: AnswerCounts | None = field(default=None, repr=False)
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
+    former: FormerFeatures | None = field(default=None, repr=False)
+    former_until: int = 0
     shares: Shares = ALL
     started_from: StartRecord | None = None
     imported: bool = False
@@ -139,6 +155,7 @@ class Parameters:
 
         Features of ads that are not declared are inferred from the arms; raise `InputError` if an arm does not fit.
         """
+        check_order(settings.order, arms)
         features = with_ads(settings.features, arms)
         if features is not settings.features:
             settings = replace(settings, features=features)
@@ -174,6 +191,11 @@ class Parameters:
         return {arm.arm: index for index, arm in enumerate(self.arms)}
 
     @property
+    def is_warming_up(self) -> bool:
+        """Whether slates are drawn at random until enough is learned; a fixed order does not wait for that."""
+        return self.folds < self.settings.warmup and policy_named(self.settings.policy) is not Fixed
+
+    @property
     def awaits_standardisation(self) -> bool:
         """Whether the next fold has to estimate centre and scale of contexts first."""
         return self.settings.standardise and self.standardisation is None and self.folds == 0
@@ -207,7 +229,7 @@ class Parameters:
 
     def policy(self) -> Policy:
         """Return the policy of this version."""
-        settings = self.settings
+        settings, index = self.settings, self.indices if self.settings.order else {}
         return policy_named(settings.policy).under(
             Exploration(
                 beta=self.beta,
@@ -216,6 +238,7 @@ class Parameters:
                 epsilon=settings.epsilon,
                 thresholds=self.thresholds or (0.0,) * settings.horizon,
                 ties=self.ties or None,
+                order=tuple(index[arm] for arm in settings.order if arm in index),
             )
         )
 
@@ -367,7 +390,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
         counts = AnswerCounts(displayed=displayed, answered=answered)
     if record.standardisation is not UNSET:
-        given = [name for name in SCALES if name in document["standardisation"]]
+        given = [name for name in (*SCALES, WAITING) if name in document["standardisation"]]
         standardisation = Standardisation(**{name: read(f"standardisation.{name}") for name in given})
     if record.pending is not UNSET:
         arrays = {name: read(f"pending.{name}") for name in ARRAYS}
@@ -380,6 +403,9 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         answers=counts,
         standardisation=standardisation,
         pending=pending,
+        accounts=NOTHING if record.accounts is UNSET else Accounts.read(record.accounts, len(record.arms)),
+        former=None if record.former_features is UNSET else record.former_features,
+        former_until=record.former_until,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in (*PLAIN, *IF_SET)},
     )

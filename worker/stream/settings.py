@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Final
 
@@ -15,7 +16,7 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES, check_combination
 from worker.errors import InputError
-from worker.stream.features import LONGEST_NAME, TAKEN, Features, widest
+from worker.stream.features import LONGEST_NAME, TAKEN, Features, listed, widest
 
 #: What a display without feedback means: the user left without a click, or saw it and passed.
 UNANSWERED = ("left", "passed")
@@ -88,7 +89,7 @@ class LearningSettings:
     Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `spread`:
     how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
     "auto". `answers`: whether the rates at which users go on are learned, or all go on. `learn_at_most`: sessions per
-    window that are learned from, about; 0: all.
+    window that are learned from, about; 0: all. `order`: ids of the arms that the policy fixed shows first.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
@@ -117,6 +118,7 @@ class LearningSettings:
     standardise: bool = True
     features: Features | None = None
     learn_at_most: int = 300_000
+    order: tuple[str, ...] = ()
 
     @property
     def model_dim(self) -> int:
@@ -195,15 +197,34 @@ SETTINGS: Final = tuple(f.name for f in fields(LearningSettings))
 FOLD_SHARE: Final = 0.1
 LEAST_SECONDS: Final = 0.1
 
-#: Settings that hold for the life of a model (see `continued`). The first catalogue may complete the features.
-KEPT_BY_MODEL: Final = ("standardise", "features")
+#: Settings that go with the model (see `continued`). The first catalogue may complete the features, orders change them.
+KEPT_BY_MODEL: Final = ("standardise", "features", "dim")
+
+
+def check_order(order: Sequence[str], arms: Iterable[Arm]) -> None:
+    """Raise `InputError` if an order names an arm that a catalogue, if there is one, does not have."""
+    known = [arm.arm for arm in arms]
+    for arm in order:
+        if known and arm not in known:
+            near = get_close_matches(arm, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the catalogue has {listed(known, 5)}"
+            raise InputError(f"--order: there is no ad {arm!r}; {hint}")
 
 
 def check_same_model(settings: LearningSettings, published: LearningSettings) -> None:
-    """Raise `InputError` if these settings are for another model than the published parameters are of."""
+    """Raise `InputError` if these settings are for another model than the published parameters are of.
+
+    Declared features may differ: the published ones hold.
+    """
+    named, theirs_named = (one.features is not None and bool(one.features.context) for one in (settings, published))
+    if named and not theirs_named:
+        raise InputError(
+            f"features of contexts are declared, but contexts of the published parameters are lists of {published.dim} "
+            "numbers: leave [features.context] out, or give another model topics (--prefix) or a state folder"
+        )
     for name, option in (("dim", "--dim"), ("model", "--model"), ("intercept", "--intercept")):
         mine, theirs = getattr(settings, name), getattr(published, name)
-        if mine == theirs:
+        if mine == theirs or (name == "dim" and named):
             continue
         if name == "intercept":
             option, mine, theirs = "the intercept", *("on" if one else "off" for one in (mine, theirs))
@@ -245,21 +266,10 @@ def check_columns(settings: LearningSettings, arms: int) -> None:
 def continued(settings: LearningSettings, published: LearningSettings) -> LearningSettings:
     """Return settings for a model that exists: what its contexts and ads mean, and their scale, stay as they are.
 
-    Raise `InputError` if they are for another model, or if other features are declared. A declaration may leave out
-    either part.
+    Raise `InputError` if they are for another model. Other declared features wait for an order (`FeaturesChange`).
     """
     check_same_model(settings, published)
-    ours, theirs = settings.features, published.features
-    for part, of in (("context", "features of contexts"), ("ads", "features of ads"), ("crosses", "crosses")):
-        mine = getattr(ours.declared, part) if ours is not None else ()
-        known = getattr(theirs.declared, part) if theirs is not None else ()
-        is_given = mine or (part == "crosses" and ours is not None and ours.context)  # they belong to the contexts
-        if is_given and mine != known:
-            raise InputError(
-                f"the declared {of} differ from those of the "
-                "published parameters: a model of other features needs topics (or a state folder) of its own"
-            )
-    return replace(settings, features=theirs, standardise=published.standardise)
+    return replace(settings, features=published.features, dim=published.dim, standardise=published.standardise)
 
 
 def ignored_scale(settings: LearningSettings, published: LearningSettings) -> str | None:
