@@ -152,7 +152,7 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     (many := fleet.folder / "many.json").write_bytes(orjson.dumps({f"ad-{n}": 1.0 for n in range(50_000)}))
     refused = fleet.start("--dim", "32", "--catalog", str(many))
     assert refused.process.wait(300) == 2
-    assert re.search(r"the catalogue is too large: 50,000 arms .* 2,\d+ such arms fit", refused.tail())
+    assert re.search(r"the catalogue is too large: 50,000 arms .* \d,\d+ such arms fit", refused.tail())
     assert "Traceback" not in refused.tail()
 
     (patched := fleet.folder / "patched").mkdir()

@@ -43,14 +43,14 @@ _WATCH_INTERVAL: Final = 2.0
 
 def run_server(settings: ServeSettings) -> int:
     """Serve until SIGTERM or SIGINT; raise `FailedError` or `InputError` if that is not possible."""
-    with StateFolder(settings.folder, durable=settings.sync) as state:
+    with StateFolder(settings.folder, durable=settings.sync, keep=settings.keep) as state:
         check_runner(state)
         history = [decode_parameters(value) for value in state.parameters()]
         if not history:
             history = [_first_version(settings)]
             first_version(state, history[0])
         dimension(settings.dim, history[-1])  # raises if it is another one
-        store = ServeStore(state, settings.record)
+        store = ServeStore(state, settings.record, keep=settings.keep_record)
         collect_garbage_rarely()
         let_the_loop_go_first()
         try:

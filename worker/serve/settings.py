@@ -19,7 +19,7 @@ class ServeSettings:
     """The settings of a server.
 
     `learning` has everything but the dimension: that is `dim`, or that of the folder. `learner` is the command line of
-    the learner process.
+    the learner process. `keep` is how long the folder has the journal, `keep_record` parts of the log, in milliseconds.
     """
 
     folder: Path
@@ -33,6 +33,8 @@ class ServeSettings:
     secret: Secret | None
     max_open_sessions: int | None
     record: Path | None
+    keep: int
+    keep_record: int
     progress_interval: float
     sync: bool
 

@@ -50,6 +50,7 @@ from worker.stream.events import (
     Tag,
 )
 from worker.stream.folding import fold, one_thread, with_new_arms
+from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns, continued
 from worker.stream.troubles import Troubles
@@ -290,6 +291,7 @@ class Learner:
         """Give a version its number and position in the journal, and make it the current one."""
         made = replace(
             self._at_position(candidate, offset),
+            model=rounded(candidate.model, intercept=candidate.settings.intercept),
             version=self._current.version + 1,
             parent_sha256=self._current.sha256,
             effective_at=effective_at,

@@ -13,7 +13,6 @@ Rules that hold in this file:
 from __future__ import annotations
 
 import hashlib
-from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -44,7 +43,8 @@ from worker.stream.events import (
     Reward,
     described,
 )
-from worker.stream.features import Features
+from worker.stream.features import Features, widest
+from worker.stream.packing import bytes_per_number, packed, unpacked
 from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm, LearningSettings
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
@@ -56,17 +56,19 @@ _WHOLE: Final[dict[str, Any]] = {"minimum": 0, "maximum": MOST}
 
 
 class PackedArray(Struct, frozen=True):
-    """A float64 array, packed. Files may have nested lists by rows in its place."""
+    """A packed array. Files may have nested lists by rows in its place."""
 
     shape: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=2)]
     data: Annotated[
         str,
         described(
-            "base64 of little-endian float64 numbers, by rows.",
+            "base64 of little-endian numbers, by rows: float64, or if bytes is 5 float40, which is float32 (1 bit of "
+            "sign, 8 of exponent) with 31 bits of mantissa.",
             contentEncoding="base64",
             pattern="^[A-Za-z0-9+/]*={0,2}$",
         ),
     ]
+    bytes: Annotated[Literal[5, 8], described("Bytes of a number.")] = 8
 
 
 Array: TypeAlias = PackedArray | tuple[Number | tuple[Number, ...], ...]
@@ -335,7 +337,7 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         target = document
         for part in outer:
             target = target.setdefault(part, {})
-        target[last] = {"shape": list(array.shape), "data": b64encode(array.astype("<f8").tobytes()).decode()}
+        target[last] = packed(name, array)
     return document
 
 
@@ -365,8 +367,7 @@ def array_in(document: Mapping[str, Any], name: str) -> Floats:
         value = value[part]
     try:
         if isinstance(value, Mapping):
-            packed = np.frombuffer(b64decode(value["data"], validate=True), "<f8")
-            return packed.astype(np.float64).reshape(value["shape"])
+            return unpacked(value)
         return np.array(value, dtype=np.float64)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise ParametersError(f"{name} is not an array of numbers: {error}") from None
@@ -396,14 +397,16 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     ids = len(orjson.dumps([arm.arm for arm in arms]))
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
-    sizes = [array.size for array in model.pack().values()]
+    sizes = []
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
         sizes += [settings.dim] * len(SCALES)
         sizes += [(LEAST_SESSIONS - 1) * settings.dim, *[(LEAST_SESSIONS - 1) * settings.horizon] * 4]  # pending
-    packed = sum(_PER_ARRAY + 4 * (8 * size // 3 + 1) for size in sizes)
-    return RESERVE + ids + accounts_size(len(arms)) + _PER_ARM * len(arms) + features + declared + packed
+    numbers = [8 * size for size in sizes]
+    numbers += [bytes_per_number(name) * array.size for name, array in model.pack().items()]
+    arrays = sum(_PER_ARRAY + 4 * (size // 3 + 1) for size in numbers)
+    return RESERVE + ids + accounts_size(len(arms)) + _PER_ARM * len(arms) + features + declared + arrays
 
 
 def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
@@ -422,12 +425,17 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     nothing = type(model).prior(
         dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns)), horizon=settings.horizon
     )
-    fixed = largest_size((), nothing, settings)
+    inherited = model.pack().get("precision.inherited", np.zeros(0))
+    fixed = largest_size((), nothing, settings) + 4 * bytes_per_number("precision.inherited") * inherited.size // 3
     room = max(0, int((most - fixed) * len(arms) / max(1, size - fixed)))  # with ids as long as these on average
-    return (
+    reason = (
         f"{len(arms):,} arms of {model.dim} features take up to {size / 2**20:.1f} MiB, more than the "
         f"{most / 2**20:g} MiB of a record: {room:,} such arms fit"
     )
+    widths = [] if settings.features is None else [*settings.features.named_widths, *settings.features.ad_widths]
+    if not widths:
+        return reason
+    return f"{reason}; of {model.dim:,} columns of contexts and {columns:,} of ads, {widest(widths)}"
 
 
 def check_size(parameters: Parameters, most: int = VERSION_BYTES) -> None:
