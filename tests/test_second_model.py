@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
 from worker.bandit import MODELS
 from worker.bandit.arrays import Array, Floats, Ints
-from worker.bandit.click_model import Displays, Fit, Observations
+from worker.bandit.click_model import ClickModel, Displays, Fit, Observations
 from worker.embedded.runner import Embedded
 from worker.evaluate.evaluation import evaluate_log
 from worker.evaluate.targets import Change
@@ -112,6 +112,9 @@ class ConstantRate:
 
     def with_features(self, features: Floats) -> ConstantRate:
         return self
+
+    def with_columns(self, fresh: ClickModel, columns: Ints, ad_columns: Ints) -> ConstantRate:
+        return ConstantRate(clicks=self.clicks, passes=self.passes, dim=fresh.dim)
 
     def choose_arms(self, arms: Sequence[int]) -> ConstantRate:
         return ConstantRate(clicks=self.clicks[list(arms)], passes=self.passes[list(arms)], dim=self.dim)

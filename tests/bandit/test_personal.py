@@ -14,8 +14,8 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.bandit.click_model import Observations, inputs
 from worker.bandit.estimators import ESTIMATORS, estimate, evidence
-from worker.bandit.groups import Groups
-from worker.bandit.personal import EVIDENCE_STEPS, LEAST, MOST, PersonalModel
+from worker.bandit.groups import LEAST, MOST, Groups
+from worker.bandit.personal import EVIDENCE_STEPS, PersonalModel
 from worker.errors import EstimationError, InputError
 
 from .beliefs import briefly, lawful, seeds, seen

@@ -311,6 +311,8 @@ def test_the_model_learned_from_a_history_finds_its_best_ads_and_can_be_written(
     assert (report.sessions, report.slates_recorded, report.slates_planned) == (3000, 3000, 0)
     assert (learned.sha256, learned.folds) == (report.versions[-1].sha256, 7)
     assert learned.sha256 in capsys.readouterr().out
+    again = relearn("log.jsonl", changes={"beta": 1.0}).learned
+    assert learned.imported is (again is not None and again.imported) is True
     contexts = learned.prepared(np.array([[25.0, 1.0, 0.0], [25.0, 0.0, 1.0]]))
     best = learned.model.log_odds(contexts).argmax(axis=1)
     assert [learned.arms[arm].arm for arm in best] == ["c", "a"]

@@ -83,7 +83,7 @@ def test_constant_numbers_and_marks_keep_their_scale() -> None:
 
 
 def test_a_damaged_scale_is_refused() -> None:
-    for centre, scale in (([0.0], [0.0]), ([np.nan], [1.0]), ([0.0], [np.inf]), ([0.0, 0.0], [1.0])):
+    for centre, scale in (([0.0], [0.0]), ([np.nan], [1.0]), ([0.0], [-1.0]), ([0.0, 0.0], [1.0])):
         with pytest.raises(InputError):
             Standardisation(centre=np.array(centre), scale=np.array(scale))
 

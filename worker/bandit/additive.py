@@ -19,16 +19,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, row_products, sigmoid
-from worker.bandit.click_model import Displays, inputs
+from worker.bandit.arrays import Array, Floats, Ints, chosen, freeze_fields, row_products, sigmoid
+from worker.bandit.click_model import ClickModel, Displays, inputs
 from worker.bandit.estimators import ByArm, Coefficients
-from worker.bandit.groups import Groups
+from worker.bandit.groups import INTERCEPT_PRECISION, Groups, known_or
 from worker.bandit.learning import LinearModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError
-
-#: λ_b, the precision of intercepts.
-INTERCEPT_PRECISION = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -206,8 +203,7 @@ class AdditiveModel(LinearModel):
     def forget(self, keep: float) -> AdditiveModel:
         prior = np.concatenate([self.prior_precision, np.ones(self.precision.dim - len(self.prior_precision))])
         faded = self.precision.forget(keep, context=prior, arms=self._arm_precision)
-        said = self.precision.times(*self.coefficients)
-        return self.updated(faded.solve(*[keep * part for part in said]), faded)
+        return self.updated(faded.solve(*[keep * part for part in self.said()]), faded)
 
     def with_arms(self, count: int, *, features: Floats | None = None) -> AdditiveModel:
         return replace(
@@ -230,6 +226,20 @@ class AdditiveModel(LinearModel):
             return self
         theta = np.concatenate([self.theta_context, np.zeros(more)])
         return replace(self, theta_context=theta, precision=self.precision.with_columns(np.ones(more)))
+
+    def with_columns(self, fresh: ClickModel, columns: Ints, ad_columns: Ints) -> AdditiveModel:
+        assert isinstance(fresh, AdditiveModel)
+        first = int(self.intercept)
+        effects = np.arange(len(self.prior_precision), self.precision.dim)
+        rows = np.concatenate([np.arange(first), np.where(columns < 0, -1, columns + first), effects])
+        known = rows[: fresh.dim + first]
+        prior = known_or(self.prior_precision, fresh.prior_precision, known)
+        precision = self.precision.choose_columns(rows, np.append(prior, np.ones(len(effects))))
+        theta = chosen(self.theta_context, rows, 0), self.theta_arms
+        if not np.isin(np.arange(self.precision.dim), rows).all():
+            context, arms = self.said()
+            theta = precision.solve(chosen(context, rows, 0), arms)
+        return replace(self, theta_context=theta[0], theta_arms=theta[1], precision=precision, prior_precision=prior)
 
     def choose_arms(self, arms: Sequence[int]) -> AdditiveModel:
         return replace(self, theta_arms=self.theta_arms[list(arms)], precision=self.precision.choose_arms(arms))

@@ -74,3 +74,16 @@ def check_rewards(rewards: object) -> Floats:
     if not (array > 0).all():
         raise InputError("every reward must be above zero")
     return array
+
+
+def chosen(array: Floats, indices: Ints, axis: int) -> Floats:
+    """Return the parts of an array with these indices along an axis, zeros for −1.
+
+    >>> chosen(np.array([5.0, 6.0]), np.array([1, -1]), 0)
+    array([6., 0.])
+    """
+    if not array.shape[axis]:
+        return np.zeros([*array.shape[:axis], len(indices), *array.shape[axis + 1 :]])
+    parts = array.take(indices, axis=axis, mode="clip")
+    np.moveaxis(parts, axis, 0)[indices < 0] = 0.0
+    return parts

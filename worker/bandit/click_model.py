@@ -177,6 +177,15 @@ class ClickModel(Truth, Protocol):
     def with_features(self, features: Floats) -> ClickModel:
         """Return the belief about arms with other features, (K, columns); what is known of each arm stays."""
 
+    def with_columns(self, fresh: ClickModel, columns: Ints, ad_columns: Ints) -> ClickModel:
+        """Return the belief about the features of `fresh`, a prior about the same arms and positions.
+
+        `columns` and `ad_columns` have for each of its columns of contexts and of arms the present one that it
+        continues, −1 for a new one, of which nothing is known but the prior. Without present columns that none
+        continues, the belief is the one that the same displays give to a model without them; the coefficients of every
+        arm stay where features of arms go.
+        """
+
     def choose_arms(self, arms: Sequence[int]) -> ClickModel:
         """Return the belief about these arms alone, in this order; the others are integrated out."""
 

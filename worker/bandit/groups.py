@@ -12,9 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints
-from worker.errors import InputError
+from worker.bandit.arrays import Floats, Ints, chosen
+from worker.errors import EstimationError, InputError
 
+#: λ_b, the precision of intercepts.
+INTERCEPT_PRECISION = 0.5
+#: Bounds of λ_g, in multiples of q_g and of G q_g. Without the lower one, few sessions and many features make the data
+#: separable, λ_g collapses, every probability goes to 0 or 1, and exploration ends for ever.
+LEAST, MOST = 0.25, 1000.0
 #: Least q_g: a feature that hardly any session has must not get a prior that allows anything.
 LEAST_SQUARE = 0.05
 
@@ -83,6 +88,45 @@ class Groups:
         """Return a value per feature as one per column: (G,) → (columns,)."""
         return np.repeat(values, self.widths)
 
+    def continuing(self, before: Groups, columns: Ints) -> tuple[Groups, Ints]:
+        """Return the features with q_g of those that they continue, and which these are, −1 for none, (G,).
+
+        `columns`, (columns,), has the earlier column of each column, −1 for a new one.
+
+        >>> Groups.alike([1, 3]).continuing(Groups.alike([2, 1]), np.array([-1, 0, 1, -1]))[1]
+        array([-1,  0])
+        """
+        of_columns = np.append(np.repeat(np.arange(len(before.widths)), before.widths), -1)
+        origins = np.full(len(self.widths), -1)
+        np.maximum.at(origins, np.repeat(np.arange(len(self.widths)), self.widths), of_columns[columns])
+        return Groups(widths=self.widths, squares=known_or(before.squares, self.squares, origins)), origins
+
     def sums(self, values: Floats) -> Floats:
         """Return the sums over the columns of each feature: (columns,) → (G,)."""
         return np.asarray(np.add.reduceat(values, self.firsts)) if len(values) else np.zeros(0)
+
+
+def known_or(known: Floats, fresh: Floats, origins: Ints) -> Floats:
+    """Return for each feature the known value of the one that it continues, else the fresh one, (G,)."""
+    return np.where(origins < 0, fresh, chosen(known, origins, 0))
+
+
+# ── priors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def own_prior(groups: Groups, strengths: Floats) -> Floats:
+    """Return the diagonal of Λ, (n,)."""
+    return np.concatenate([[INTERCEPT_PRECISION], groups.by_column(strengths)])
+
+
+def shared_prior(base: Floats, ad_groups: Groups, strengths: Floats) -> Floats:
+    """Return the diagonal of Λ_Γ, (n, m), from its first column."""
+    return np.asarray(np.multiply.outer(base, np.concatenate([[1.0], ad_groups.by_column(strengths)])))
+
+
+def bounded_strengths(known: Floats, lengths: Floats, groups: Groups) -> Floats:
+    """Return λ_g within its bounds, from γ_g and the squared lengths of the coefficients, (G,)."""
+    strengths = (known + 1) / (lengths + 1 / groups.first)
+    if not np.isfinite(strengths).all():
+        raise EstimationError("the strength of a feature is not finite")
+    return np.asarray(np.clip(strengths, LEAST * groups.squares, MOST * groups.first))

@@ -22,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints
+from worker.bandit.arrays import Floats, Ints, chosen
 from worker.bandit.estimators import ByArm, smallest_eigenvalue
 from worker.errors import EstimationError
 
@@ -287,6 +287,26 @@ class Hierarchy:
             information=np.pad(self.information, more),
             crossing=np.pad(self.crossing, more),
             before=None,
+        )
+
+    def choose_columns(self, rows: Ints, ads: Ints, features: Floats, prior: Floats, own: Floats) -> Hierarchy:
+        """Return the information about these rows of Γ and v_k, and columns of Γ; −1 for one without information.
+
+        `features` (K, m), `prior` (n, m) and `own` (n,) are those of the result.
+        """
+        inherited = self.inherited
+        if inherited is not None:
+            gaps = (rows < 0) | (ads[:, None] < 0)
+            places = np.where(gaps, -1, ads[:, None] * self.size + rows)  # vec() stacks columns
+            places = np.append(places, self.prior.size + np.arange(self.positions))
+            inherited = chosen(chosen(inherited, places, 0), places, 1)
+        return Hierarchy(
+            features=features,
+            prior=prior,
+            own=own,
+            information=chosen(chosen(self.information, rows, 1), rows, 2),
+            crossing=chosen(self.crossing, rows, 1),
+            inherited=inherited,
         )
 
     def with_positions(self, positions: int) -> Hierarchy:

@@ -95,6 +95,10 @@ class LinearModel(ABC):
     def forget(self, keep: float) -> Self:
         """Keep the share `keep` of what displays have said."""
 
+    def said(self) -> Coefficients:
+        """Return what displays alone have said: A θ̂, as the mean of the prior is 0."""
+        return tuple(self.precision.times(*self.coefficients))
+
     @property
     def smallest_eigenvalue(self) -> float:
         """The smallest eigenvalue of A."""

@@ -16,24 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from worker.bandit.additive import INTERCEPT_PRECISION
-from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, frozen_array, row_products
-from worker.bandit.click_model import Displays, arm_features, inputs
+from worker.bandit.arrays import Floats, Ints, chosen, freeze_fields, frozen_array
+from worker.bandit.click_model import ClickModel, Displays, arm_features, inputs
 from worker.bandit.estimators import ByArm, Coefficients, inner
-from worker.bandit.groups import Groups
+from worker.bandit.groups import INTERCEPT_PRECISION, Groups, bounded_strengths, known_or, own_prior, shared_prior
 from worker.bandit.hierarchy import Hierarchy
 from worker.bandit.learning import LinearModel
-from worker.errors import EstimationError, InputError
+from worker.bandit.personal_heads import PersonalHeads, products, triangle
+from worker.errors import InputError
 
-#: Bounds of λ_g, in multiples of q_g and of G q_g. Without the lower one, few sessions and many features make the data
-#: separable, λ_g collapses, every probability goes to 0 or 1, and exploration ends for ever.
-LEAST, MOST = 0.25, 1000.0
 EVIDENCE_STEPS = 2
 AT_ONCE = 64  # contexts whose widths of chosen arms are computed at once
 
@@ -111,8 +108,8 @@ class PersonalModel(LinearModel):
         base = np.concatenate([[INTERCEPT_PRECISION], ridge * groups.by_column(groups.first)])
         precision = Hierarchy(
             features=described,
-            prior=_shared_prior(base, ad_groups, ad_groups.first),
-            own=_own_prior(groups, groups.first),
+            prior=shared_prior(base, ad_groups, ad_groups.first),
+            own=own_prior(groups, groups.first),
             information=np.zeros((arms, dim + 1, dim + 1)),
             crossing=np.zeros((arms, dim + 1, horizon - 1)),
         )
@@ -147,8 +144,8 @@ class PersonalModel(LinearModel):
         inherited, count = arrays["precision.inherited"], size * described.shape[1] + len(positions)
         precision = Hierarchy(
             features=described,
-            prior=_shared_prior(base, ad_groups, ad_strengths),
-            own=_own_prior(groups, strengths),
+            prior=shared_prior(base, ad_groups, ad_strengths),
+            own=own_prior(groups, strengths),
             information=_unpacked(frozen_array(arrays["precision.information"], (arms, size * (size + 1) // 2)), size),
             crossing=frozen_array(arrays["precision.crossing"], (arms, size * len(positions))).reshape(
                 arms, size, len(positions)
@@ -267,26 +264,24 @@ class PersonalModel(LinearModel):
     def _evident(self) -> Floats:
         """Return λ_g by one fixed-point step on its evidence, (γ_g + 1) / (Σ_k ‖v_k[g]‖² + 1/(G q_g)), (G,)."""
         known = self.groups.sums((1 - self.precision.own[1:] * self.precision.own_variances[:, 1:]).sum(axis=0))
-        return _bounded(known, self.groups.sums((self.own[:, 1:] ** 2).sum(axis=0)), self.groups)
+        return bounded_strengths(known, self.groups.sums((self.own[:, 1:] ** 2).sum(axis=0)), self.groups)
 
     def _evident_of_ads(self) -> Floats:
         """Return the same for features of arms, of which all coefficients are in Γ, (A,)."""
         prior = self.precision.prior[:, 1:]
         known = self.ad_groups.sums((1 - prior * self.precision.shared_variances[:, 1:]).sum(axis=0))
         base = self.precision.prior[:, :1]
-        return _bounded(known, self.ad_groups.sums((base * self.shared[:, 1:] ** 2).sum(axis=0)), self.ad_groups)
+        return bounded_strengths(
+            known, self.ad_groups.sums((base * self.shared[:, 1:] ** 2).sum(axis=0)), self.ad_groups
+        )
 
     def _with_strengths(self, strengths: Floats, ad_strengths: Floats) -> PersonalModel:
         """Return the belief under another prior: what displays have said stays, the mean is solved again."""
         base = self.precision.prior[:, 0]
         precision = self.precision.with_prior(
-            _shared_prior(base, self.ad_groups, ad_strengths), _own_prior(self.groups, strengths)
+            shared_prior(base, self.ad_groups, ad_strengths), own_prior(self.groups, strengths)
         )
-        return self.updated(precision.solve(*self._said()), precision)
-
-    def _said(self) -> Coefficients:
-        """Return what displays alone have said: A θ̂, as the mean of the prior is 0."""
-        return self.precision.times(*self.coefficients)
+        return self.updated(precision.solve(*self.said()), precision)
 
     @property
     def coefficients(self) -> Coefficients:
@@ -312,7 +307,7 @@ class PersonalModel(LinearModel):
 
     def forget(self, keep: float) -> PersonalModel:
         faded = self.precision.faded(keep)
-        return self.updated(faded.solve(*[keep * part for part in self._said()]), faded)
+        return self.updated(faded.solve(*[keep * part for part in self.said()]), faded)
 
     def with_arms(self, count: int, *, features: Floats | None = None) -> PersonalModel:
         added = arm_features(count, features)
@@ -334,6 +329,41 @@ class PersonalModel(LinearModel):
             return self
         positions = np.concatenate([self.positions, np.zeros(more)])
         return replace(self, positions=positions, precision=self.precision.with_positions(len(positions)))
+
+    def with_columns(self, fresh: ClickModel, columns: Ints, ad_columns: Ints) -> PersonalModel:
+        assert isinstance(fresh, PersonalModel)
+        ads, rows = (np.concatenate([[0], np.where(one < 0, -1, one + 1)]) for one in (ad_columns, columns))
+        model = self._with_ad_columns(fresh, ad_columns, ads)
+        groups, origins = fresh.groups.continuing(model.groups, columns)
+        firsts, base = model.groups.firsts, model.precision.prior[:, 0]
+        fresh_base = fresh.precision.prior[1 + fresh.groups.firsts, 0]
+        kept = groups.by_column(known_or(base[1:][firsts], fresh_base, origins))
+        precision = model.precision.choose_columns(
+            rows,
+            np.arange(len(ads)),
+            model.precision.features,
+            shared_prior(np.append(base[:1], kept), model.ad_groups, model.ad_strengths),
+            own_prior(groups, known_or(model.strengths, fresh.strengths, origins)),
+        )
+        shared, own = chosen(model.shared, rows, 0), chosen(model.own, rows, 1)
+        coefficients = shared, model.positions, own
+        if not np.isin(np.arange(model.precision.size), rows).all():
+            # What displays have said of the columns that are left stays: the belief of a model without the others.
+            said = model.said()
+            coefficients = precision.solve(chosen(said[0], rows, 0), said[1], chosen(said[2], rows, 1))
+        return replace(model.updated(coefficients, precision), groups=groups)
+
+    def _with_ad_columns(self, fresh: PersonalModel, ad_columns: Ints, ads: Ints) -> PersonalModel:
+        """Return the belief with the features of arms that `fresh` has; the coefficients of every arm stay."""
+        before, features = self.precision, fresh.precision.features
+        groups, origins = fresh.ad_groups.continuing(self.ad_groups, ad_columns)
+        strengths = known_or(self.ad_strengths, fresh.ad_strengths, origins)
+        prior, rows = shared_prior(before.prior[:, 0], groups, strengths), np.arange(before.size)
+        precision = before.choose_columns(rows, ads, features, prior, before.own)
+        shared, own = chosen(self.shared, ads, 1), self.own
+        if not np.array_equal(features, before.features):
+            own = self.heads_of_arms - precision.coefficients(shared, np.zeros(own.shape))
+        return replace(self.updated((shared, self.positions, own), precision), ad_groups=groups)
 
     def choose_arms(self, arms: Sequence[int]) -> PersonalModel:
         return replace(self, own=self.own[list(arms)], precision=self.precision.choose_arms(arms))
@@ -358,78 +388,6 @@ class PersonalModel(LinearModel):
     @property
     def norm(self) -> float:
         return float(np.sqrt(inner(self.coefficients, self.coefficients)))
-
-
-# ── the planning kernel ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class PersonalHeads:
-    """The kernel for the arms `shown`: log-odds are u·m_k, and width² is uᵀ W_k u.
-
-    So a context costs a product of u with the coefficients m_k of all arms, and one of its n(n+1)/2 products u_i u_j
-    with the packed covariances W_k.
-    """
-
-    def __init__(self, model: PersonalModel, shown: Ints, dtype: DTypeLike) -> None:
-        self._model, self._shown, self._dtype = model, shown, np.dtype(dtype)
-        # Beyond this, e^−u leaves the number range.
-        self._steepest = 80.0 if self._dtype == np.float32 else 600.0
-        self._opposed = np.ascontiguousarray(-model.heads_of_arms[shown].T, dtype=dtype)
-
-    @cached_property
-    def _spreads(self) -> Array:
-        """The packed covariances, (n(n+1)/2, columns)."""
-        return np.ascontiguousarray(self._model.packed_covariances[self._shown].T, dtype=self._dtype)
-
-    def _inputs(self, contexts: Floats) -> Array:
-        return inputs(contexts).astype(self._dtype)
-
-    def log_odds(self, contexts: Floats) -> Array:
-        odds = row_products(self._inputs(contexts), self._opposed)
-        return np.negative(odds, out=odds)
-
-    def probabilities(self, contexts: Floats) -> Array:
-        odds = row_products(self._inputs(contexts), self._opposed)
-        np.minimum(odds, self._steepest, out=odds)
-        np.exp(odds, out=odds)
-        odds += 1
-        return np.reciprocal(odds, out=odds)
-
-    def widths(self, contexts: Floats) -> Array:
-        squares = row_products(products(self._inputs(contexts)), self._spreads)
-        np.maximum(squares, 0, out=squares)
-        return np.sqrt(squares, out=squares)
-
-
-def products(contexts: Array) -> Array:
-    """Return the products u_i u_j, i ≤ j, of each row: (r, n) → (r, n(n+1)/2)."""
-    rows, columns = triangle(contexts.shape[1])
-    result: Array = contexts.take(rows, axis=1)
-    result *= contexts.take(columns, axis=1)
-    return result
-
-
-@cache
-def triangle(size: int) -> tuple[Ints, Ints]:
-    """Return the indices of an upper triangle; a batch of few sessions would wait for them to be made."""
-    return np.triu_indices(size)
-
-
-def _own_prior(groups: Groups, strengths: Floats) -> Floats:
-    """Return the diagonal of Λ, (n,)."""
-    return np.concatenate([[INTERCEPT_PRECISION], groups.by_column(strengths)])
-
-
-def _shared_prior(base: Floats, ad_groups: Groups, strengths: Floats) -> Floats:
-    """Return the diagonal of Λ_Γ, (n, m), from its first column."""
-    return np.asarray(np.multiply.outer(base, np.concatenate([[1.0], ad_groups.by_column(strengths)])))
-
-
-def _bounded(known: Floats, lengths: Floats, groups: Groups) -> Floats:
-    strengths = (known + 1) / (lengths + 1 / groups.first)
-    if not np.isfinite(strengths).all():
-        raise EstimationError("the strength of a feature is not finite")
-    return np.asarray(np.clip(strengths, LEAST * groups.squares, MOST * groups.first))
 
 
 def _unpacked_groups(arrays: Mapping[str, Floats], part: str, columns: int) -> tuple[Groups, Floats]:

@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints, freeze_fields, frozen_array
+from worker.bandit.arrays import Floats, Ints, chosen, freeze_fields, frozen_array
 from worker.bandit.estimators import ByArm, smallest_eigenvalue
 from worker.errors import EstimationError, InputError
 
@@ -184,6 +184,12 @@ class Precision:
         context = np.pad(self.context, (more, more))
         context[len(self.context) :, len(self.context) :] = np.diag(prior)
         return Precision(context=context, cross=np.pad(self.cross, ((0, 0), more)), arms=self.arms)
+
+    def choose_columns(self, columns: Ints, prior: Floats) -> Precision:
+        """Return the information about these columns of the context block, −1 for one with its `prior` alone."""
+        context = chosen(chosen(self.context, columns, 0), columns, 1)
+        context[columns < 0, columns < 0] = prior[columns < 0]
+        return Precision(context=context, cross=chosen(self.cross, columns, 1), arms=self.arms)
 
     def choose_arms(self, arms: Sequence[int]) -> Precision:
         """Return the information about the context and these arms alone; the other arms are integrated out."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "show why a slate is chosen: probability, Q, width and bonus of every arm",
     "parameters": "show, export, compare, roll back, freeze and unfreeze parameters",
     "arms": "add, price, retire and list ads, or make them those of a file",
+    "features": "change the declared features while serving and learning go on",
     "record": "write the topics of Kafka to a log file",
     "import": "turn a table of displays of another system into a log",
     "export": "write the sessions of a log as a table for other tools",

@@ -13,6 +13,7 @@ from worker.cli.options.brokers import CONNECTION, connection, secret, topic_nam
 from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, LIMITS, check_fixed, context_dim, declared_ads, limits
 from worker.cli.options.parser import CommandSpec, Option, Settings, count, filled, port
+from worker.cli.options.starting import STARTING, start_of
 from worker.cli.options.times import seconds_option
 from worker.errors import InputError
 from worker.kafka.settings import WorkerSettings
@@ -91,6 +92,7 @@ def process_settings(
         arms=arms,
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
+        start=start_of(options),
         **own,
     )
     hidden = [*secrets, signing.reveal().decode() if signing is not None else ""]
@@ -126,7 +128,8 @@ COMMAND = CommandSpec(
         "ADCASCADE_SASL_PASSWORD_FILE=/run/secrets/kafka adcascade worker --broker kafka:9093 --tls-ca ca.pem "
         "--sasl-username ads",
         "adcascade worker --config worker.toml",
+        "adcascade worker --config worker.toml --start-from learned.json     # of `adcascade replay --relearn`",
     ),
-    options=(*CONNECTION, CATALOG, *LEARNING, *LIMITS, *OPERATION),
+    options=(*CONNECTION, CATALOG, *STARTING, *LEARNING, *LIMITS, *OPERATION),
     run=run,
 )

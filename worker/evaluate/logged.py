@@ -72,18 +72,18 @@ class LoggedSessions:
         reader = TraceReader(log)
         self.share = 1.0
         for trace in reader.read(log.entries("gathering sessions")):
-            self._add(trace, reader.latest)
+            self._add(trace, reader)
         if self.share < 1:
             self._thin_out()
 
-    def _add(self, trace: SessionTrace, latest: int) -> None:
+    def _add(self, trace: SessionTrace, reader: TraceReader) -> None:
         decision = next((decision for _, decision in reversed(trace.decisions) if decision.position == 1), None)
         openings = [opened for _, opened in trace.openings]
-        if not openings and decision is not None and trace.arrivals:
-            openings = [opened_by(trace.arrivals[-1], decision)]
+        if not openings and decision is not None and reader.arrivals(trace, decision.parameters_version):
+            openings = [opened_by(reader.arrivals(trace, decision.parameters_version)[-1], decision)]
         elif decision is None or not trace.arrivals:
             self.share = min([self.share, *(opened.share for opened in openings if opened.share is not None)])
-        reason = self._reason_to_leave_out(trace, openings, latest)
+        reason = self._reason_to_leave_out(trace, openings, reader.latest)
         if reason is not None:
             self.left_out[reason] += 1
             return

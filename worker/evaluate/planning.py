@@ -23,8 +23,9 @@ from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
-from worker.stream.contexts import Standardisation, stack_packed
+from worker.stream.contexts import Standardisation, recoded, stack_packed
 from worker.stream.events import Arrival
+from worker.stream.feature_changes import continued_columns
 from worker.stream.parameters import Parameters, first_model
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
@@ -153,7 +154,7 @@ def _recorded(
         for _ in range(2)
     )
     return Sessions(
-        contexts=stack_packed([one.context for one in logged], widest.settings.dim),
+        contexts=_contexts(logged, served_by, widest),
         slates=slates,
         displayed=displayed,
         answered=np.array([one.answered for one in logged], dtype=np.intp),
@@ -171,6 +172,25 @@ def _recorded(
         recorded=np.full((count, horizon), np.nan),
         depth=horizon,
     )
+
+
+def _contexts(logged: Sequence[LoggedSession], served_by: Mapping[int, Parameters], newest: Parameters) -> Floats:
+    """Return all contexts in the columns of the newest version, (n, d)."""
+    contexts, features = np.empty((len(logged), newest.settings.dim)), newest.settings.features
+    changes = {one.former.since: one.former.renamed for one in served_by.values() if one.former is not None}
+    numbers = np.array([one.version for one in logged])
+    for number in np.unique(numbers).tolist():
+        rows, served = np.flatnonzero(numbers == number), served_by[number].settings
+        own = stack_packed([logged[row].context for row in rows.tolist()], served.dim)
+        later = [renamed for since, renamed in sorted(changes.items()) if since > number]
+        if features is not None and served.features is not None and later:
+            names: dict[str, str] = {}
+            for renamed in later:
+                names = {old: renamed.get(new, new) for old, new in names.items()} | renamed
+            columns = continued_columns(served.features.context, features.context, names)
+            own = recoded(own, columns, features.number_columns)
+        contexts[rows] = own
+    return contexts
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> Ints:

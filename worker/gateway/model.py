@@ -12,6 +12,8 @@ from typing import Final
 from worker.kafka.clients import TopicReader, record_of
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.parameters import decoded
+from worker.stream.feature_changes import encoder_of
+from worker.stream.features import ContextEncoder
 from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import ONLY_PARTITION, Topics
@@ -34,6 +36,8 @@ class PublishedModel:
         self._on_newest = on_newest
         self._stopping = threading.Event()
         self.planner: SlatePlanner | None = None
+        #: Encodes named contexts; the names before the last change of features are understood as well.
+        self.encoder: ContextEncoder | None = None
 
     @property
     def version(self) -> int:
@@ -67,7 +71,10 @@ class PublishedModel:
                     self.adopt(parameters)
 
     def adopt(self, parameters: Parameters) -> None:
-        """Use a version if it is newer than the present one."""
-        if parameters.version > self.version:
-            self.planner = SlatePlanner(parameters)
+        """Use a version if it is newer than the present one, or the same from a newer position, with its accounts."""
+        known = None if self.planner is None else self.planner.parameters
+        if known is None or parameters.version > known.version:
+            self.planner, self.encoder = SlatePlanner(parameters), encoder_of(parameters, [parameters])
             self._on_newest(parameters)
+        elif self.planner and parameters.sha256 == known.sha256 and parameters.journal_offset > known.journal_offset:
+            self.planner.parameters = parameters

@@ -23,10 +23,11 @@ import orjson
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
-from worker.http.service import AdRequest, Answer, UnavailableError, example_context, fallback_answer
+from worker.http.service import AdRequest, Answer, UnavailableError, fallback_answer
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.slates import SlatePlanner
 
@@ -45,6 +46,10 @@ class KafkaAdService:
         self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
         self.late_feedback = 0
 
+    def newest(self) -> Parameters:
+        """Return the newest version that is published."""
+        return self._planner().parameters
+
     def ready(self) -> str | None:
         """Return why no requests can be answered."""
         if self._model.planner is None:
@@ -57,9 +62,11 @@ class KafkaAdService:
         """Open a session, or find it."""
         planner, now = self._planner(), self._clock()
         record = request.record(now)
-        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits)
+        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits, self._model.encoder)
         key = arrival.session_id.encode()
         same = orjson.dumps((arrival.context, arrival.exclude))
+        if self._model.encoder is not None:  # as it was sent: its columns may change before it comes again
+            same = orjson.dumps(orjson.loads(b"{%b}" % request.members[1:]), option=orjson.OPT_SORT_KEYS)
         known = await self._exchange.arrive(Keyed("arrivals", key, record), same, deadline)
         return fallback_answer(planner, arrival) if known is None else self._current(key, known)
 
@@ -113,10 +120,6 @@ class KafkaAdService:
         return record, feedback
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def example(self) -> bytes:
-        """Return a context as the newest version takes it, as JSON."""
-        return example_context(self._planner().parameters.settings)
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the current decision of a session that this gateway has seen."""

@@ -20,11 +20,12 @@ from confluent_kafka.admin import AdminClient
 from worker.errors import AdcascadeError, FailedError, InputError, OldVersionError, ParametersError
 from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection, reason_of
+from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import NO_CONTEXT, LearningSettings, check_same_model, continued
+from worker.stream.settings import NO_CONTEXT, LearningSettings, check_columns, check_same_model, continued
 from worker.stream.slates import SlatePlanner, prepared
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import KEPT, RoundedError, Versions, check_same, keep, should_publish
@@ -71,7 +72,7 @@ def with_dimension(learning: LearningSettings, dim: int | None, history: Sequenc
     """Return the settings with the given dimension, else with that of the published parameters.
 
     Features and their scale are those of the published parameters. Raises `InputError` if there is no dimension, or if
-    what is given differs from what is published.
+    these settings are for another model.
     """
     if history:
         published = history[-1].settings
@@ -79,6 +80,18 @@ def with_dimension(learning: LearningSettings, dim: int | None, history: Sequenc
     if dim is None:
         raise InputError(f"no parameters are published yet, and {NO_CONTEXT}")
     return replace(learning, dim=dim)
+
+
+def configured(settings: WorkerSettings, history: Sequence[Parameters]) -> tuple[LearningSettings, Parameters]:
+    """Return the settings of learning, and version 0 by this configuration, from the history that it starts from."""
+    start = settings.start
+    if start is not None and not history:
+        first = start.first(settings.learning, settings.dim, settings.arms)
+        return first.settings, first
+    learning = with_dimension(settings.learning, settings.dim, history)
+    if not history:
+        check_columns(learning, len(settings.arms))
+    return learning, Parameters.first(learning, settings.arms)
 
 
 # ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,14 +223,6 @@ class PublishedParameters:
             check_same_model(self._configured.settings, first.settings)
         except InputError as error:
             raise UnfitError(f"another worker has published version {first.version}: {error}") from None
-        ours, published = (
-            one.features.context if one.features else () for one in (self._configured.settings, first.settings)
-        )
-        if ours != published:
-            raise UnfitError(
-                f"another worker has published version {first.version} with other features of contexts: give this "
-                "worker the same [features.context], or topics of its own (--prefix)"
-            )
 
     def wants(self, parameters: Parameters) -> bool:
         """Return whether to publish a version; raise as `check_same` if it contradicts the topic."""
@@ -233,8 +238,9 @@ class PublishedParameters:
 
 
 def _check_kind(new: Parameters, known: Parameters) -> None:
-    """Raise `ParametersError` for a version of another model: a model is of one kind for life."""
-    for name in ("dim", "model", "intercept", "standardise"):
+    """Raise `ParametersError` for a version of another model: a model is of one kind for life, but for its features."""
+    named = all(one.settings.features is not None and one.settings.features.context for one in (new, known))
+    for name in (*(() if named else ("dim",)), "model", "intercept", "standardise"):
         mine, theirs = getattr(known.settings, name), getattr(new.settings, name)
         if mine != theirs:
             raise ParametersError(

@@ -24,6 +24,9 @@ from worker.stream.session import answered
 
 COLUMNS: Final = ("", "timestamp", "item_id", "position", "click", "propensity_score", "session_id", "arm", "reward")
 
+#: Why a session is left out.
+NO_ARRIVAL: Final = "arrival, first decision or version not in the log"
+
 
 class ObpTable:
     """The rows of a log; `left_out` counts the sessions without rows by reason, after `rows` has been read."""
@@ -32,7 +35,7 @@ class ObpTable:
         newest = log.versions.newest
         if newest is None:
             raise InputError("the log has no parameters, which say what the arms are: record all topics")
-        self._log = log
+        self._log, self._newest = log, newest.version
         arms = log.versions.read(newest.version).arms
         self._items = {arm.arm: (index, arm.reward) for index, arm in enumerate(arms)}
         self.header = [*COLUMNS, *(f"user_feature_{column}" for column in range(newest.settings.dim))]
@@ -43,13 +46,14 @@ class ObpTable:
         """Yield the rows, in the order of arrival."""
         reader = TraceReader(self._log)
         for trace in reader.read(self._log.entries("writing")):
-            found = self._displays(trace, reader.latest)
+            arrivals = reader.candidates(trace, self._newest)
+            found = self._displays(trace, reader.latest) if arrivals else NO_ARRIVAL
             if isinstance(found, str):
                 self.left_out[found] += 1
                 continue
             self.sessions += 1
             moment = datetime.fromtimestamp(trace.arrived_at / 1000, UTC).isoformat(" ", "milliseconds")
-            context = ["" if number != number else number for number in trace.candidates[0].context]
+            context = ["" if number != number else number for number in arrivals[0].context]
             for position, (arm, clicked, propensity) in enumerate(found, start=1):
                 item, reward = self._items[arm]
                 display = (moment, item, position, int(clicked), propensity)
@@ -60,8 +64,8 @@ class ObpTable:
         """Return arm, click and propensity of each display, or the reason why the session is left out."""
         decisions = {decision.position: decision for _, decision in trace.decisions}
         first, versions = decisions.get(1), self._log.versions.known
-        if first is None or not trace.candidates or first.parameters_version not in versions or first.arm is None:
-            return "arrival, first decision or version not in the log"
+        if first is None or first.parameters_version not in versions or first.arm is None:
+            return NO_ARRIVAL
         settings = versions[first.parameters_version].settings
         until = trace.arrived_at + settings.session_timeout
         if until > latest and first.mode != "imported":

@@ -11,6 +11,7 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -20,7 +21,6 @@ from typing import Final
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Mode, Opened
-from worker.stream.features import context_encoder
 
 UNLIMITED: Final = Limits(
     max_record_bytes=MOST,
@@ -37,7 +37,9 @@ UNLIMITED: Final = Limits(
 class SessionTrace:
     """The records of one session.
 
-    arrivals : without repetitions; several if two arrivals have the same id and time
+    arrivals : without repetitions; several if two arrivals have the same id and time. Their contexts have the columns
+        of the version that their time calls for (see `TraceReader.arrivals`)
+    values : the bytes of each of them
     openings : `opened` of the journal, with their lines
     decisions : with their entries
     facts, clicks : feedback of the journal, and of the clicks
@@ -46,6 +48,7 @@ class SessionTrace:
     session_id: str
     arrived_at: int
     arrivals: list[Arrival] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
     openings: list[tuple[int, Opened]] = field(default_factory=list)
     decisions: list[tuple[Entry, Decision]] = field(default_factory=list)
     facts: list[FeedbackFact] = field(default_factory=list)
@@ -56,19 +59,6 @@ class SessionTrace:
         """All feedback; most of it is in the journal and in the clicks."""
         yield from self.facts
         yield from self.clicks
-
-    @property
-    def candidates(self) -> list[Arrival]:
-        """The possible arrivals of this session: those of the log, else those of the journal."""
-        if self.arrivals:
-            return self.arrivals
-        known: list[Arrival] = []
-        for _, opened in self.openings:
-            context, exclude = opened.context, opened.exclude
-            arrival = Arrival(session_id=self.session_id, occurred_at=self.arrived_at, context=context, exclude=exclude)
-            if arrival not in known:
-                known.append(arrival)
-        return known
 
 
 def opening(arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> Opened:
@@ -101,9 +91,7 @@ class TraceReader:
     ) -> None:
         self.latest = 0
         self._unreadable = unreadable
-        newest = log.versions.newest
-        self._dim = newest.settings.dim if newest else None
-        self._encoder = context_encoder(newest.settings.features) if newest else None
+        self._versions = log.versions
         self._timeout = log.versions.longest("session_timeout")
         self._open: dict[str, list[SessionTrace]] = {}
         self._queue: deque[SessionTrace] = deque()  # the open traces by arrival
@@ -143,13 +131,48 @@ class TraceReader:
         self._queue.append(traces[-1])
         return traces[-1]
 
+    def _decode(self, value: bytes | None, version: int) -> Arrival:
+        dim, encoder = self._versions.known[version].settings.dim, self._versions.encoder(version)
+        return decode_arrival(value, limits=UNLIMITED, dim=dim, timestamp=0, encoder=encoder)
+
     def _read_arrival(self, entry: Entry) -> None:
-        if self._dim is None:
+        newest = self._versions.newest
+        if newest is None:
             return
-        arrival = decode_arrival(entry.value, limits=UNLIMITED, dim=self._dim, timestamp=0, encoder=self._encoder)
+        version = self._versions.called_for(entry.time) if self._versions.since else newest.version
+        arrival = self._decode(entry.value, newest.version if version is None else version)
         trace = self._trace(arrival.session_id, arrival.occurred_at)
         if arrival not in trace.arrivals:
             trace.arrivals.append(arrival)
+            trace.values.append(entry.value)
+
+    def arrivals(self, trace: SessionTrace, version: int) -> list[Arrival]:
+        """Return the arrivals of a session with contexts in the columns of a version."""
+        if not self._versions.since or version not in self._versions.known:
+            return trace.arrivals
+        found: list[Arrival] = []
+        for value in trace.values:
+            with suppress(Rejected):
+                found.append(self._decode(value, version))
+        return found
+
+    def candidates(self, trace: SessionTrace, version: int) -> list[Arrival]:
+        """Return the possible arrivals of a session under a version: those of the log, else those of the journal."""
+        if trace.arrivals:
+            return self.arrivals(trace, version)
+        known: list[Arrival] = []
+        for _, opened in trace.openings:
+            if bisect_right(self._versions.since, opened.parameters_version) == bisect_right(
+                self._versions.since, version
+            ):
+                arrival = Arrival(
+                    session_id=trace.session_id,
+                    occurred_at=trace.arrived_at,
+                    context=opened.context,
+                    exclude=opened.exclude,
+                )
+                known += [arrival] if arrival not in known else []
+        return known
 
     def _read_opened(self, entry: Entry) -> None:
         opened = decode_journal(entry.value)

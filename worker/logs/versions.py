@@ -27,6 +27,8 @@ import orjson
 from worker.errors import ParametersError
 from worker.logs.findings import Findings, Mismatch
 from worker.logs.format import cannot_sort
+from worker.stream.feature_changes import encoder_of
+from worker.stream.features import ContextEncoder, FormerFeatures
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
@@ -54,6 +56,7 @@ class RecordedVersion:
     effective_at: int
     window_end: int | None
     settings: LearningSettings
+    former: FormerFeatures | None
     records: list[PublishedVersion]
     published: bool = True
 
@@ -89,6 +92,7 @@ class RecordedVersions:
                 parameters.effective_at,
                 parameters.window_end,
                 parameters.settings,
+                parameters.former,
                 [],
                 published,
             )
@@ -145,6 +149,16 @@ class RecordedVersions:
         """Return the longest session timeout or lateness of any version; the default without versions."""
         usual: int = getattr(LearningSettings(dim=1), name)
         return max((getattr(version.settings, name) for version in self.known.values()), default=usual)
+
+    @cached_property
+    def since(self) -> tuple[int, ...]:
+        """The versions from which on other features of contexts are declared, rising."""
+        return tuple(sorted({one.former.since for one in self.known.values() if one.former is not None}))
+
+    @cached_property
+    def encoder(self) -> Callable[[int], ContextEncoder | None]:
+        """A function of a version of the log: how its contexts are encoded."""
+        return lru_cache(PLANNERS)(lambda version: encoder_of(self.known[version], self.known.values()))
 
     @cached_property
     def called_for(self) -> Callable[[int], int | None]:

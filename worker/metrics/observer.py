@@ -156,6 +156,7 @@ class Metrics:
                 "parameters_observations": parameters.observations,
                 "kept_share": parameters.kept,
                 "parameter_norm": parameters.model.norm,
+                "ad_sessions_total": parameters.accounts.total.sessions,
                 "unanswered_ads": answered.collapsed if answered else 0,
             }
             self._numbers.pop("answer_rate_lowest", None)
@@ -241,6 +242,12 @@ class Metrics:
         """The number of sessions opened so far."""
         return self._now.tally.opened
 
+    @property
+    def _context_bytes(self) -> int:
+        """The length of a packed context of the newest version, or of the last session before there is one."""
+        known = self._parameters
+        return 8 * known.settings.dim if known is not None else len(self._contexts[-1])
+
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self) -> Snapshot:
@@ -250,7 +257,7 @@ class Metrics:
                 now=deepcopy(self._now),
                 marks=tuple(self._marks),
                 windows=tuple(self._windows),
-                contexts=tuple(one for one in self._contexts if len(one) == len(self._contexts[-1])),
+                contexts=tuple(one for one in self._contexts if len(one) == self._context_bytes),
                 parameters=self._parameters,
                 forgotten=self._forgotten,
                 numbers=dict(self._numbers),

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -41,12 +42,13 @@ from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_journal, fact_of
 from worker.stream.events import MOST, Arrival, Decision, Opened, Progress
-from worker.stream.features import context_encoder
+from worker.stream.feature_changes import encoder_of
+from worker.stream.features import ContextEncoder
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import Topics
-from worker.stream.versions import Versions
+from worker.stream.versions import KEPT, Versions
 
 CHUNK: Final = 4096  # facts per call of the learner
 
@@ -82,6 +84,7 @@ class Relearner:
         self._compared = origin.compared
         self._learner = origin.learner
         self._versions = Versions(self._learner.current)
+        self._encoder = lru_cache(KEPT)(self._find_encoder)
         timetable = read_timetable(log, self._learner.settings)
         self._add_versions(self._learner.begin().versions)
         self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
@@ -138,7 +141,7 @@ class Relearner:
         self._has_openings |= bool(slates)
         for arrival, entry in arrivals.items():
             known = slates.get(arrival.session_id, [])
-            fitting = [o for o in known if o.context == arrival.context and o.exclude == arrival.exclude]
+            fitting = [o for o in known if self._fits(o, arrival, entry)]
             with suppress(Rejected):
                 if not fitting:
                     self._arrival(entry, _limits(entry))  # not beyond the default limits
@@ -149,12 +152,27 @@ class Relearner:
         return decode_arrival(
             entry.value,
             limits=limits,
-            dim=settings.dim,
+            dim=current.dim,
             timestamp=entry.timestamp,
             grace=settings.grace,
-            encoder=context_encoder(current.features),
+            encoder=self._encoder(self._versions.at(entry.time).parameters.version),
             standardise=current.standardise,
         )
+
+    def _find_encoder(self, version: int) -> ContextEncoder | None:
+        """Return the encoder of a version made here; names that only recorded versions have are ignored."""
+        made = next(one for one in self._versions.history if one.version == version)
+        return encoder_of(made, [*self._versions.history, *self._log.versions.known.values()])
+
+    def _fits(self, opened: Opened, arrival: Arrival, entry: Entry) -> bool:
+        """Return whether the journal opened a session by this arrival, under the version that served it."""
+        recorded, version = self._log.versions, opened.parameters_version
+        if recorded.since and version in recorded.known and opened.context != arrival.context:
+            encoder = recorded.encoder(version)
+            arrival = decode_arrival(
+                entry.value, limits=UNLIMITED, dim=len(opened.context), timestamp=0, encoder=encoder
+            )
+        return opened.context == arrival.context and opened.exclude == arrival.exclude
 
     def _read_click(self, entry: Entry) -> None:
         # Old feedback, and a position beyond the slate, are harmless here: it counts for its own session or not at all.
@@ -171,6 +189,10 @@ class Relearner:
             return
         self._counts.add(arrival.occurred_at, self._learner.settings.window)
         for opened in fitting:
+            if self._log.versions.since and not self._compared:
+                # Columns and numbers of versions are those of the learner here.
+                made = self._versions.at(arrival.occurred_at).parameters.version
+                opened = msgspec.structs.replace(opened, context=arrival.context, parameters_version=made)
             self._journal(opened)
         if not fitting and decided is not None:
             self._pin(opened_by(arrival, decided))

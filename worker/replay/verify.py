@@ -65,15 +65,13 @@ class DecisionAudit:
         self._log = log
         self._report = report
         self._versions = log.versions
-        newest = log.versions.newest
-        self._dim = newest.settings.dim if newest else None
+        self._reader = TraceReader(log, unreadable=self._report_unreadable)
         self._timeout = log.versions.longest("session_timeout")
         self._slack = log.versions.longest("lateness")
 
     def run(self) -> None:
         """Check all sessions, in batches."""
-        reader = TraceReader(self._log, unreadable=self._report_unreadable)
-        traces = reader.read(self._log.entries("planning the decisions again"))
+        traces = self._reader.read(self._log.entries("planning the decisions again"))
         while batch := list(islice(traces, BATCH)):
             self._check(batch)
 
@@ -98,10 +96,11 @@ class DecisionAudit:
         for trace in traces:
             named = {decision.parameters_version for _, decision in trace.decisions if decision.mode != "imported"}
             named.update(opened.parameters_version for _, opened in trace.openings)
-            candidates = [arrival for arrival in trace.candidates if len(arrival.context) == self._dim]
             for version in named:
                 if version in known:
-                    groups.setdefault(version, []).extend((trace, arrival) for arrival in candidates)
+                    candidates, dim = self._reader.candidates(trace, version), known[version].settings.dim
+                    fitting = [(trace, arrival) for arrival in candidates if len(arrival.context) == dim]
+                    groups.setdefault(version, []).extend(fitting)
         planned: Planned = {}
         for version, group in groups.items():
             arrivals = [arrival for _, arrival in group]
@@ -122,7 +121,7 @@ class DecisionAudit:
             return
         if decision.mode == "fallback":  # perhaps because the table of sessions was full, for any plan
             fallback = self._versions.planner(version).fallback
-            slates = [*slates, *(fallback(arrival) for arrival in trace.candidates)]
+            slates = [*slates, *(fallback(arrival) for arrival in self._reader.candidates(trace, version))]
         if slates:
             difference = self._difference(trace, version, [decision_difference(decision, slate) for slate in slates])
         elif self._within_arrivals(entry):
@@ -147,10 +146,11 @@ class DecisionAudit:
             return  # the log lacks its version
         version = opened.parameters_version
         difference = self._difference(trace, version, [opened_difference(opened, slate) for slate in slates])
+        candidates = self._reader.candidates(trace, version)
         if difference is None and all(
-            opened.context != arrival.context or opened.exclude != arrival.exclude for arrival in trace.candidates
+            opened.context != arrival.context or opened.exclude != arrival.exclude for arrival in candidates
         ):
-            difference = ("context", trace.candidates[0].context, opened.context)
+            difference = ("context", candidates[0].context, opened.context)
         if difference is None:
             difference = self._share_difference(opened, version)
         if difference is not None:

@@ -8,6 +8,7 @@ from dataclasses import fields
 
 from worker.metrics.troubles import TroubleLog
 from worker.stream.catalogue import catalogue_difference, describe_changes
+from worker.stream.feature_changes import differing
 from worker.stream.parameters import Parameters
 from worker.stream.settings import KEPT_BY_MODEL, Arm, LearningSettings
 
@@ -23,6 +24,17 @@ def different(one: LearningSettings, other: LearningSettings) -> list[str]:
     """
     names = [f.name for f in fields(one) if f.name not in KEPT_BY_MODEL]
     return [name for name in names if getattr(one, name) != getattr(other, name)]
+
+
+def ignored_features(settings: LearningSettings, newest: Parameters) -> str | None:
+    """Return a line for people if features are declared otherwise than a version has them, which holds; else None."""
+    found = differing(settings.features, newest.settings.features)
+    if not found:
+        return None
+    return (
+        f"the declared features differ from those of version {newest.version}, which hold: {found} "
+        "(`adcascade features apply` changes them)"
+    )
 
 
 class CatalogueCheck:

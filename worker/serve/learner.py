@@ -42,7 +42,8 @@ class JournalFolder:
 
     def __init__(self, state: StateView, settings: LearningSettings, arms: Sequence[Arm]) -> None:
         history = [decode_parameters(value) for value in state.parameters()]
-        settings = replace(settings, dim=history[-1].settings.dim)
+        if settings.features is None or not settings.features.context:
+            settings = replace(settings, dim=history[-1].settings.dim)
         if line := ignored_scale(settings, history[-1].settings):
             log.warning(line)
         self._state = state

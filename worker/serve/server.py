@@ -6,7 +6,6 @@ import asyncio
 import logging
 import signal
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from typing import Final
 
 from worker.embedded.state import StateFolder
@@ -20,10 +19,10 @@ from worker.runtime.memory import (
     let_the_loop_go_first,
     sessions_that_fit,
 )
-from worker.runtime.watch import CatalogueCheck, different
+from worker.runtime.watch import CatalogueCheck, different, ignored_features
 from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner
-from worker.serve.settings import ServeSettings, dimension
+from worker.serve.settings import ServeSettings, continued_learning
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
@@ -43,14 +42,16 @@ _WATCH_INTERVAL: Final = 2.0
 
 def run_server(settings: ServeSettings) -> int:
     """Serve until SIGTERM or SIGINT; raise `FailedError` or `InputError` if that is not possible."""
-    with StateFolder(settings.folder, durable=settings.sync) as state:
+    with StateFolder(settings.folder, durable=settings.sync, keep=settings.keep) as state:
         check_runner(state)
         history = [decode_parameters(value) for value in state.parameters()]
         if not history:
             history = [_first_version(settings)]
             first_version(state, history[0])
-        dimension(settings.dim, history[-1])  # raises if it is another one
-        store = ServeStore(state, settings.record)
+        elif settings.start is not None and (line := settings.start.ignored(history[-1])):
+            log.warning(line)
+        continued_learning(settings, history[-1])  # raises if they are for another model
+        store = ServeStore(state, settings.record, keep=settings.keep_record)
         collect_garbage_rarely()
         let_the_loop_go_first()
         try:
@@ -61,7 +62,11 @@ def run_server(settings: ServeSettings) -> int:
 
 
 def _first_version(settings: ServeSettings) -> Parameters:
-    learning = replace(settings.learning, dim=dimension(settings.dim, None))
+    if settings.start is not None:
+        first = settings.start.first(settings.learning, settings.dim, settings.arms)
+        log.info(settings.start.line(first))
+        return first
+    learning = continued_learning(settings, None)
     check_columns(learning, len(settings.arms))
     first = Parameters.first(learning, settings.arms)
     check_size(first)
@@ -77,7 +82,7 @@ class Server:
 
     def __init__(self, settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
         self._settings = settings
-        dim = dimension(settings.dim, history[-1])
+        learning = continued_learning(settings, history[-1])
         self._metrics = Metrics()
         versions = Versions(history[0])
         for parameters in history[1:]:
@@ -86,7 +91,9 @@ class Server:
         versions.at(settings.clock()).prepare()  # now, not in the first request
         self._catalogue = CatalogueCheck(settings.arms, self._metrics.troubles)
         self._catalogue.start(versions.newest)
-        if changed := different(replace(settings.learning, dim=dim), versions.newest.settings):
+        if line := ignored_features(settings.learning, versions.newest):
+            log.warning(line)
+        if changed := different(learning, versions.newest.settings):
             log.warning(
                 "other settings than those of version %d, from the next one on: %s",
                 versions.newest.version,
@@ -97,7 +104,7 @@ class Server:
                 "there are no arms: every decision will be empty until `adcascade arms add` (or --catalog FILE)"
             )
         horizon = versions.newest.settings.horizon
-        most = settings.max_open_sessions or sessions_that_fit(dim, horizon, available_memory())
+        most = settings.max_open_sessions or sessions_that_fit(learning.dim, horizon, available_memory())
         self._runner = ServeRunner(
             store,
             versions,

@@ -19,6 +19,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import numpy as np
 from msgspec import structs
 
 from worker.errors import InputError
@@ -107,8 +108,7 @@ def with_ads(features: Features | None, arms: Sequence[Arm]) -> Features | None:
     check_ads(ads, arms)
     if not ads:
         return features
-    if arms:
-        ads = tuple(_scaled(feature, arms) for feature in ads)
+    ads = scaled_ads(ads, arms)
     return Features(ads=ads) if features is None else replace(features, ads=ads)
 
 
@@ -118,8 +118,16 @@ def check_ads(declared: Sequence[Feature], arms: Iterable[Arm]) -> None:
         check_ad(declared, dict(arm.features), f"arm {arm.arm!r}")
 
 
+def scaled_ads(ads: Sequence[Feature], arms: Sequence[Arm]) -> tuple[Feature, ...]:
+    """Return features of ads with scales; a number that no arm has yet gets none."""
+    return tuple(_scaled(feature, arms) for feature in ads)
+
+
 def _scaled(feature: Feature, arms: Sequence[Arm]) -> Feature:
     if feature.kind != "number" or feature.centre is not None:
         return feature
-    standard = Standardisation.estimate(numbers_of(feature, arms)[:, None], straighten=False)
+    numbers = numbers_of(feature, arms)
+    if not np.isfinite(numbers).any():
+        return feature
+    standard = Standardisation.estimate(numbers[:, None], straighten=False)
     return structs.replace(feature, centre=float(standard.centre[0]), scale=float(standard.scale[0]))

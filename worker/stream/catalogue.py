@@ -10,6 +10,8 @@ Rules that hold in this file (docs/design.md §4):
   it, and nothing else: position, prices, features and the frozen state stay. A version among the last 8 is named by its
   number, any other is in the order itself: so the journal alone determines the result.
 - A record that changes nothing makes no version: the same record twice is the same as once.
+- Other features (`feature_changes.py`) carry over what is known by name; nothing explores new columns before the next
+  fold. A rollback to a version of other features does the same.
 - An order that cannot be carried out is refused with a reason; the journal is read on. An arm that would make a version
   too large for a record is refused as well (`version_records.py`).
 """
@@ -19,14 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.bonuses import joined
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
-from worker.stream.ad_features import check_ads, with_ads
-from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
+from worker.stream.ad_features import check_ads, scaled_ads, with_ads
+from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, FeaturesChange, Import, Order, Tag
+from worker.stream.feature_changes import columns_of, differences, features_of, new_share, recast, wanted_features
+from worker.stream.features import Features, FormerFeatures, widest
 from worker.stream.parameters import NEVER, Parameters, ad_columns, counts_for, first_model, parameters_of
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import KEPT_BY_MODEL, Arm, LearningSettings, check_columns
 from worker.stream.version_records import too_large
 from worker.stream.versions import KEPT
 
@@ -54,6 +60,8 @@ def carry_out(current: Parameters, order: Order, history: Mapping[int, Parameter
             return _changed(current, order, (order,))
         case CatalogueChange():
             return _changed(current, order, order.changes)
+        case FeaturesChange():
+            return _with_features(current, order)
         case Import():
             return _take_over(current, order)
         case Command(action="rollback"):
@@ -127,8 +135,55 @@ def _with_ads(current: Parameters, arms: Sequence[Arm]) -> LearningSettings:
     settings = current.settings
     if not current.arms:
         return replace(settings, features=with_ads(settings.features, arms))
-    check_ads(() if settings.features is None else settings.features.ads, arms)
-    return settings
+    features, given = settings.features, {arm.arm: arm.features for arm in current.arms}
+    # An ad may lack a feature that was declared later, until somebody gives it one.
+    check_ads(() if features is None else features.ads, [arm for arm in arms if given.get(arm.arm) != arm.features])
+    if features is None:
+        return settings
+    return replace(settings, features=replace(features, ads=scaled_ads(features.ads, arms)))
+
+
+def _with_features(current: Parameters, order: FeaturesChange) -> Parameters | Refusal | None:
+    """Declare other features; what is known is carried over by name."""
+    before, renamed = current.settings.features, order.renamed
+    try:
+        features = wanted_features(features_of(order.features), before, renamed)
+        if not differences(before, features, renamed):
+            return None
+        dim = features.dim or current.settings.dim
+        check_columns(replace(current.settings, features=features, dim=dim), len(current.arms))
+        changed = recast(current, features, renamed)
+        if reason := too_large(changed):
+            widths = [*features.named_widths, *((one.name, one.width) for one in features.ads)]
+            raise InputError(f"{reason}; of the features, {widest(widths)}")
+        if before is not None and features.context != before.context:
+            changed = replace(changed, former=_former(current, features, renamed))
+    except AdcascadeError as error:
+        return Refusal(order=order, reason=str(error))
+    columns = columns_of(current.settings, features, renamed)
+    clock = joined(current.clock, new_share(columns, features), current.settings.horizon_episodes)
+    if any(current.thresholds) and min(columns.model.min(), columns.ads.min(initial=0)) < 0:
+        # The width of a column of which nothing is known exceeds the thresholds for every session that has it.
+        return replace(changed, clock=clock, thresholds=(NEVER,) * current.settings.horizon, ties=())
+    return replace(changed, clock=clock)
+
+
+def _former(current: Parameters, features: Features, renamed: Mapping[str, str]) -> FormerFeatures:
+    """Return the present features as the former ones; raise `InputError` if sessions under those are not over."""
+    before, former = current.settings.features, current.former
+    if former is not None and min(current.progress.values(), default=0) < current.former_until:
+        until = np.datetime64(current.former_until, "ms").astype("datetime64[s]")
+        raise InputError(
+            f"sessions under the features before version {former.since} may be open until {until} UTC: give the order "
+            "again then"
+        )
+    names = {feature.name for feature in features.context}
+    return FormerFeatures(
+        since=current.version + 1,
+        first=0 if former is None else former.since,
+        context=() if before is None else before.context,
+        renamed={old: new for old, new in renamed.items() if new in names},
+    )
 
 
 def catalogue_difference(current: Sequence[Arm], wanted: Sequence[Arm]) -> tuple[ArmEntry, ...]:
@@ -184,6 +239,9 @@ def _roll_back(current: Parameters, command: Command, history: Mapping[int, Para
             order=command,
             reason=f"version {number} is not among the last {KEPT} ({oldest} to {current.version})",
         )
+    features, renamed = current.settings.features, current.former.renamed if current.former else {}
+    if features is not None and target.settings.features != features:
+        target = recast(target, features, renamed)
     return _with_estimate(current, target, current.arms)
 
 
@@ -214,7 +272,8 @@ def _take_over(current: Parameters, order: Import) -> Parameters | Refusal | Non
             type(taken.model).unpack(taken.model.pack(), intercept=taken.settings.intercept)
     except AdcascadeError as error:
         return Refusal(order=order, reason=f"these parameters do not fit the catalogue: {error}")
-    if taken is not None and added and (reason := too_large(taken)):
+    # Also where no arm is added: what arms that are integrated out have said takes room.
+    if taken is not None and (reason := too_large(taken)):
         return Refusal(order=order, reason=reason)
     return taken
 
@@ -267,7 +326,7 @@ def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, set
 
 def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
     """Return the same estimate under other settings; what contexts and ads mean, and their scale, stays as it is."""
-    settings = replace(settings, features=parameters.settings.features, standardise=parameters.settings.standardise)
+    settings = replace(settings, **{name: getattr(parameters.settings, name) for name in KEPT_BY_MODEL})
     if settings == parameters.settings:
         return parameters
     return replace(

@@ -6,7 +6,8 @@ every number from all sessions so far, at least `LEAST_SESSIONS` (docs/design.md
     clip((y − centre) / scale, ±8)          y = x, or a power of a skewed number; a missing number is 0, the mean
 
 so that priors, β and gates mean the same everywhere. Columns of categories have centre 0 and scale 1, and a number that
-was constant has scale 1.
+was constant has scale 1. A number that was declared later has an infinite scale, so that it is the mean everywhere,
+until `LEAST_SESSIONS` sessions have had it: their numbers wait in the standardisation.
 
 Until enough sessions have come, the version itself carries those of the windows so far, as `ObservedSessions`. So
 nothing is lost, and a learner that restarts has them as well.
@@ -34,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
-from struct import pack
+from struct import pack, unpack
 from typing import Final
 
 import numpy as np
@@ -52,6 +53,11 @@ MISSING: Final = nan
 def pack_context(context: tuple[float, ...]) -> bytes:
     """Pack a context as little-endian float64, a third of the memory of the tuple."""
     return pack(f"<{len(context)}d", *context)
+
+
+def unpack_context(packed: bytes) -> tuple[float, ...]:
+    """Return the numbers of a packed context."""
+    return unpack(f"<{len(packed) // 8}d", packed)
 
 
 def stack_packed(packed: Sequence[bytes], dim: int) -> NDArray[np.float64]:
@@ -151,6 +157,9 @@ LEAST_SESSIONS: Final = 100
 LARGEST_STANDARD: Final = 8.0
 #: Names of the arrays of a standardisation.
 SCALES: Final = ("centre", "scale", "exponent", "unit")
+#: Most sessions whose numbers wait in a standardisation.
+MOST_WAITING: Final = 1000
+WAITING: Final = "waiting"
 #: A number whose values differ by less than this share of the largest was constant, up to rounding.
 _CONSTANT: Final = 1e-13
 
@@ -160,12 +169,14 @@ class Standardisation:
     """Centre (d,) and scale (d,) of contexts, of skewed numbers after Yeo and Johnson's transformation.
 
     `exponent` (d,) and `unit` (d,) are those of the transformation; an exponent of 1 leaves a number as it is.
+    `waiting` (n, u) are the numbers of sessions so far in the u columns without a scale.
     """
 
     centre: Floats
     scale: Floats
     exponent: Floats = field(default_factory=lambda: np.zeros(0))
     unit: Floats = field(default_factory=lambda: np.zeros(0))
+    waiting: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     skewed: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -175,16 +186,60 @@ class Standardisation:
         arrays = [getattr(self, name) for name in SCALES]
         if self.centre.ndim != 1 or any(one.shape != self.centre.shape for one in arrays):
             raise InputError(f"standardisation: {', '.join(SCALES)} must be lists of the same length")
-        if not (np.isfinite(arrays).all() and (self.scale > 0).all() and (self.unit > 0).all()):
+        finite = np.isfinite([self.centre, self.exponent, self.unit]).all() and not np.isnan(self.scale).any()
+        if not (finite and (self.scale > 0).all() and (self.unit > 0).all()):
             raise InputError("standardisation: all numbers must be finite, scale and unit above zero")
+        if not self.waiting.size:
+            object.__setattr__(self, "waiting", np.zeros((0, len(self.unscaled))))
+        if self.waiting.shape[1:] != self.unscaled.shape or np.isinf(self.waiting).any():
+            raise InputError("standardisation: waiting must have a number per column without a scale")
         object.__setattr__(self, "skewed", np.flatnonzero(self.exponent != 1))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Standardisation):
             return NotImplemented
-        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in SCALES)
+        same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in SCALES)
+        return same and np.array_equal(self.waiting, other.waiting, equal_nan=True)
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def unscaled(self) -> Ints:
+        """The columns whose scale is not known yet."""
+        return np.flatnonzero(np.isinf(self.scale))
+
+    def choose_columns(self, columns: Ints, numbers: NDArray[np.bool_]) -> Standardisation:
+        """Return the scale of these columns; −1 stands for a new one, whose scale is not known if it is a number."""
+        blanks = np.zeros(len(columns)), np.where(numbers, np.inf, 1.0), *np.ones((2, len(columns)))
+        usual = dict(zip(SCALES, blanks, strict=True))
+        known = Standardisation(
+            **{name: np.where(columns < 0, blank, getattr(self, name)[columns]) for name, blank in usual.items()}
+        )
+        waiting = np.full((len(self.waiting), len(self.scale) + 1), np.nan)  # the last column is that of new ones
+        waiting[:, self.unscaled] = self.waiting
+        return replace(known, waiting=waiting[:, columns[known.unscaled]])
+
+    def completed(self, contexts: Floats) -> Standardisation:
+        """Return the scale with that of columns without one, where enough sessions, with these (n, d), have numbers.
+
+        >>> new = Standardisation(centre=np.zeros(1), scale=np.array([np.inf]))
+        >>> once = new.completed(np.arange(60.0)[:, None])
+        >>> once.apply(np.array([[29.5]])), once.completed(np.arange(60.0)[:, None]).centre
+        (array([[0.]]), array([29.5]))
+        """
+        columns = self.unscaled
+        if not len(columns):
+            return self
+        values = np.concatenate([self.waiting, contexts[:, columns]])
+        ready = np.isfinite(values).sum(axis=0) >= LEAST_SESSIONS
+        known, scales = (
+            Standardisation.estimate(values[:, ready]),
+            {name: getattr(self, name).copy() for name in SCALES},
+        )
+        for name, array in scales.items():
+            array[columns[ready]] = getattr(known, name)
+        waiting = values[:, ~ready]
+        return Standardisation(**scales, waiting=waiting[np.isfinite(waiting).any(axis=1)][-MOST_WAITING:])
 
     @classmethod
     def estimate(
@@ -232,7 +287,7 @@ class Standardisation:
     @property
     def typical(self) -> tuple[Floats, Floats]:
         """The numbers that are standardised to 0, and the size of a standard deviation there, as contexts come."""
-        centre, scale, columns = self.centre.copy(), self.scale.copy(), self.skewed
+        centre, scale, columns = self.centre.copy(), np.where(np.isinf(self.scale), 1.0, self.scale), self.skewed
         exponent, unit = self.exponent[columns], self.unit[columns]
         centre[columns] = inverse(self.centre[columns], exponent, unit)
         scale[columns] /= slope(centre[columns], exponent, unit)
@@ -255,6 +310,16 @@ def without_gaps(contexts: Floats) -> Floats:
     """
     gaps = np.isnan(contexts)
     return np.where(gaps, 0.0, contexts) if gaps.any() else contexts
+
+
+def recoded(contexts: Floats, columns: Ints, numbers: NDArray[np.bool_]) -> Floats:
+    """Return contexts (n, d) in other columns, given by their present ones; −1: no mark, or a number that is missing.
+
+    >>> recoded(np.array([[1.0, 5.0]]), np.array([1, -1, -1]), np.array([True, True, False]))
+    array([[ 5., nan,  0.]])
+    """
+    blank = np.where(numbers, MISSING, 0.0)
+    return np.where(columns < 0, blank, contexts[:, columns])
 
 
 # ── sessions that wait ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -323,6 +388,10 @@ class ObservedSessions:
             positions=self.positions[kept],
             clicked=self.clicked[kept],
         )
+
+    def recoded(self, columns: Ints, numbers: NDArray[np.bool_]) -> ObservedSessions:
+        """Return the same with contexts in other columns (`recoded`)."""
+        return replace(self, contexts=recoded(self.contexts, columns, numbers))
 
     def pack(self) -> dict[str, Floats]:
         """Return the arrays by name."""

@@ -14,11 +14,12 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats, Ints
@@ -155,6 +156,19 @@ class Crossing:
         numbers[self._places] = are_numbers[self._left] & are_numbers[self._right]
         return numbers
 
+    def keys(self, columns: Sequence[Hashable], names: Mapping[str, Hashable]) -> list[Hashable]:
+        """Return what identifies all columns of the model, from that of the columns of the features, (d,).
+
+        `names` has what identifies a feature with all its columns, for columns that pairs of values share.
+        """
+        keys = [*columns, *[None] * (self.model_dim - self.dim)]
+        for place, left, right in zip(self._places.tolist(), self._left.tolist(), self._right.tolist(), strict=True):
+            keys[place] = frozenset((columns[left], columns[right]))
+        for one in self._hashed:
+            pair = frozenset(names[name] for name in one.names)
+            keys[one.first : one.first + MOST_PAIRS] = [(pair, number) for number in range(MOST_PAIRS)]
+        return keys
+
     def names(self, columns: Sequence[str], values: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """Return the names of all columns of the model, from those of the features, (d,).
 
@@ -173,4 +187,5 @@ class Crossing:
 
 def _keys(feature: Feature) -> NDArray[np.uint64]:
     """Return a stable hash of every value of a category."""
+    feature = structs.replace(feature, name=feature.hash_name)
     return np.array([hashed_column(feature.name, value, 1 << 64) for value in feature.column_names], dtype=np.uint64)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from math import hypot, inf, isnan
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -188,6 +188,13 @@ class Limits:
     max_behind_ms: int = 3_600_000
 
 
+class Encoders(Protocol):
+    """Finds the encoder of the features that are declared at a time."""
+
+    def at(self, time: int) -> ContextEncoder:
+        """Return the encoder of arrivals of this time."""
+
+
 def decode_arrival(
     value: bytes | None,
     *,
@@ -195,15 +202,15 @@ def decode_arrival(
     dim: int,
     timestamp: int,
     grace: int = 0,
-    encoder: ContextEncoder | None = None,
+    encoder: Encoders | None = None,
     standardise: bool = False,
     unlisted: list[tuple[str, str]] | None = None,
 ) -> Arrival:
     """Decode an arrival whose record has this `timestamp` and whose context must have `dim` numbers.
 
     `grace` (session timeout + lateness) is how old an event may be in addition to the limit. With an `encoder` the
-    context is an object of declared features, and `unlisted` collects values that none of them lists. With
-    `standardise` the norm has no limit, but every number has.
+    context is an object of the features that are declared at its time, and `unlisted` collects values that none of
+    them lists. With `standardise` the norm has no limit, but every number has.
 
     >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
     Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
@@ -216,7 +223,7 @@ def decode_arrival(
         _check_identifier(arm, limits.max_arm_id, f"$.exclude[{index}]")
     _check_time(event.occurred_at, timestamp, limits, grace)
     context = event.context
-    if len(context) != dim:
+    if encoder is None and len(context) != dim:
         raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
     numbers = context if encoder is None else [number for number in context if not isnan(number)]
     if standardise:
@@ -278,13 +285,13 @@ decode_episode: Final = Reader[Episode](Episode)
 
 
 def _read_arrival(
-    value: bytes | None, limits: Limits, encoder: ContextEncoder | None, unlisted: list[tuple[str, str]] | None
+    value: bytes | None, limits: Limits, encoder: Encoders | None, unlisted: list[tuple[str, str]] | None
 ) -> Arrival:
     try:
         if encoder is None:
             return _read_listed_arrival(value, limits.max_record_bytes)
         event = _read_named_arrival(value, limits.max_record_bytes)
-        context = encoder.encode(event.context, unlisted)
+        context = encoder.at(event.occurred_at).encode(event.context, unlisted)
     except InputError as error:
         raise Rejected("invalid", f"$.{error}") from None
     except Rejected as rejected:

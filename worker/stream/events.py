@@ -320,6 +320,19 @@ class Import(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, ta
     ]
 
 
+class FeaturesChange(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="features"):
+    """Other declared features, in a new version. What is known is carried over by name.
+
+    Takes effect at its position in the journal.
+    """
+
+    features: Annotated[
+        dict[str, Any],
+        described("The whole declaration, as in the record of a version (parameters.json), without scales."),
+    ]
+    renamed: Annotated[dict[str, str], described("New names of renamed features by their present names.")] = {}
+
+
 class Tag(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="tag"):
     """A version gets a name, under which the history of the parameters keeps it. Changes no version."""
 
@@ -398,6 +411,6 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 
 
 #: Orders to the learner; each takes effect at its position in the journal.
-Order: TypeAlias = ArmChange | CatalogueChange | Command | Import | Tag
+Order: TypeAlias = ArmChange | CatalogueChange | Command | FeaturesChange | Import | Tag
 
 JournalEvent: TypeAlias = Opened | FeedbackFact | Progress | Order

@@ -18,7 +18,7 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -70,6 +70,7 @@ class Feature(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     columns: Annotated[int, described("Columns of a hashed category.", minimum=1)] = 0
     centre: Annotated[float | None, described("Mean of a number of ads.")] = None
     scale: Annotated[float | None, described("Deviation of a number of ads.", exclusiveMinimum=0)] = None
+    hashed_as: Annotated[str, described("Name that its values are hashed with, if it was renamed.")] = ""
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and 0 < len(self.name) <= LONGEST_NAME and self.name.isprintable()):
@@ -107,8 +108,13 @@ class Feature(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 
     @property
     def declared(self) -> Feature:
-        """The feature as it was declared, without the scale that the first catalogue gave it."""
-        return structs.replace(self, centre=None, scale=None)
+        """The feature as it was declared, without the scale that the first catalogue gave it, and its first name."""
+        return structs.replace(self, centre=None, scale=None, hashed_as="")
+
+    @property
+    def hash_name(self) -> str:
+        """The name that values are hashed with: the first one, so that a renamed feature keeps its columns."""
+        return self.hashed_as or self.name
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -129,7 +135,7 @@ class Feature(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
             return None
         if self.kind == "category":
             return {value: first + place for place, value in enumerate(self.values)}.get
-        return lambda value: first + hashed_column(self.name, value, self.columns)
+        return lambda value: first + hashed_column(self.hash_name, value, self.columns)
 
     def standardised(self, numbers: Floats) -> Floats:
         """Return values (n,) of a number of ads on the scale of the first catalogue."""
@@ -166,7 +172,7 @@ class Features:
             elif feature.name in TAKEN:
                 raise InputError(f"a feature of ads cannot have the name {feature.name!r}, which has another meaning")
         check_crosses(self.context, self.crosses)
-        for widths, of in ((self.named_widths, "contexts"), ([(one.name, one.width) for one in self.ads], "ads")):
+        for widths, of in ((self.named_widths, "contexts"), (self.ad_widths, "ads")):
             if (total := sum(width for _, width in widths)) > MOST_COLUMNS:
                 raise InputError(
                     f"the features of {of} have {total:,} columns, more than {MOST_COLUMNS:,}: {widest(widths)}"
@@ -207,6 +213,11 @@ class Features:
         return [(feature.name, feature.width) for feature in self.context] + crosses
 
     @property
+    def ad_widths(self) -> list[tuple[str, int]]:
+        """Name and columns of each feature of ads."""
+        return [(feature.name, feature.width) for feature in self.ads]
+
+    @property
     def widths(self) -> list[int]:
         """Columns of each feature of contexts in the model, crosses last."""
         return [width for _, width in self.named_widths]
@@ -223,8 +234,9 @@ class Features:
 
     @property
     def declared(self) -> Features:
-        """The features as they were declared, without the scales that the first catalogue gave to ads."""
-        return replace(self, ads=tuple(feature.declared for feature in self.ads))
+        """The features as they were declared, without scales of ads and first names."""
+        context, ads = (tuple(feature.declared for feature in part) for part in (self.context, self.ads))
+        return replace(self, context=context, ads=ads)
 
     def ad_columns(self, arms: Sequence[Arm]) -> Floats:
         """Return the features of arms as the model takes them, (K, columns); (K, 0) if none are declared."""
@@ -279,6 +291,15 @@ class Features:
             raise InputError(f"[features]: {error}") from None
 
 
+class FormerFeatures(Struct, frozen=True, kw_only=True, gc=False):
+    """The features of contexts before the last change: sessions of earlier versions have their columns."""
+
+    since: Annotated[int, described("Version from which on the present features hold.", minimum=1)]
+    first: Annotated[int, described("Version from which on the former features held.", minimum=0)]
+    context: tuple[Feature, ...]
+    renamed: Annotated[dict[str, str], described("New names of renamed features by their former names.")]
+
+
 def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:
     """Return a number of ads as it is before it is standardised, (K,); NaN where an ad has none."""
     if feature.name == REWARD:
@@ -330,6 +351,9 @@ _LONGEST_SHOWN: Final = 64
 class ContextEncoder:
     """Encodes contexts under one declaration, which is prepared once.
 
+    While features change, clients send names of the declarations before and after. `lenient` are names that another
+    declaration has, or has with another kind: here they are ignored. `aliases` are other names of features.
+
     >>> declared = Features.of_table({"context": {"age": "number", "device": ["mobile", "desktop"]}})
     >>> encoder = ContextEncoder(declared)
     >>> encoder.encode({"device": "desktop", "age": 31}), encoder.encode({"device": "watch"})
@@ -340,13 +364,20 @@ class ContextEncoder:
     worker.errors.InputError: context.age: a number is declared, not a text
     """
 
-    def __init__(self, features: Features) -> None:
+    def __init__(
+        self, features: Features, lenient: Container[str] = (), aliases: Mapping[str, str] | None = None
+    ) -> None:
         self._blank: list[float] = []
         self._places: dict[str, tuple[int, ColumnOf | None]] = {}
+        self._lenient, self._aliases = lenient, aliases or {}
         for feature in features.context:
             first = len(self._blank)
             self._places[feature.name] = first, feature.column_of(first)
             self._blank += [MISSING if feature.kind == "number" else 0.0] * feature.width
+
+    def at(self, time: int) -> ContextEncoder:
+        """Return itself: one declaration holds at all times."""
+        return self
 
     def encode(self, given: Mapping[str, Any], unlisted: list[tuple[str, str]] | None = None) -> tuple[float, ...]:
         """Return the numbers of a context object; raise `InputError` that names the field.
@@ -356,7 +387,11 @@ class ContextEncoder:
         numbers, places = self._blank.copy(), self._places
         for name, value in given.items():
             place = places.get(name)
+            if place is None and (known := self._aliases.get(name)) is not None and known not in given:
+                place = places[known]
             if place is None:
+                if name in self._lenient:
+                    continue
                 raise InputError(f"context.{_shown(name)} is not declared; declared are {listed(places)}")
             column, find = place
             if find is None:
@@ -364,14 +399,14 @@ class ContextEncoder:
                     numbers[column] = value
                 elif type(value) is int or type(value) is bool:
                     numbers[column] = _as_float(name, value)
-                else:
+                elif name not in self._lenient:
                     raise InputError(f"context.{name}: a number is declared, not {kind_of(value)}")
             elif type(value) is str:
                 if (found := find(value)) is not None:
                     numbers[found] = 1.0
                 elif unlisted is not None:
                     unlisted.append((name, value))
-            else:
+            elif name not in self._lenient:
                 raise InputError(f"context.{name}: a category is declared, a text, not {kind_of(value)}")
         return tuple(numbers)
 

@@ -4,7 +4,8 @@ Rules that hold in this file:
 
 - The same parent, window and settings give the same bits: sessions are in the order of their keys, every sum has one
   order, and BLAS runs in one thread under any settings of the caller.
-- The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded.
+- The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded, also
+  after the information is rounded (`packing.py`).
   Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
   error that the machine causes (no memory) is passed on: another machine may have more.
 - Exploration is planned for as many users as the window had, journaled or not. A journaled session stands for 1/share
@@ -15,7 +16,8 @@ Rules that hold in this file:
   the others.
 - Answers are counted for every window that makes a version (`answers.py`), and fade as the estimate does.
 - Centre and scale of contexts come from all sessions up to the first fold, at least `LEAST_SESSIONS`
-  (`contexts.py`). As long as there are fewer, the version keeps them, and no fold happens.
+  (`contexts.py`). As long as there are fewer, the version keeps them, and no fold happens. A number that was declared
+  later gets its scale from the first sessions that have it.
 - β "theory" takes c_z, the bound on ‖z‖, from the contexts folded, at least sqrt(1 + d); it never falls.
 """
 
@@ -38,8 +40,10 @@ from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.chance import Shares
-from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation, stack_packed
+from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation
+from worker.stream.feature_changes import contexts_of
 from worker.stream.joining import ClosedWindow, SessionPlan
+from worker.stream.packing import rounded
 from worker.stream.parameters import NEVER, Parameters, confidence_radius, first_model
 from worker.stream.session import excluded_indices, packed_indices
 
@@ -77,6 +81,8 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
                 parent = replace(parent, pending=None, standardisation=_standardisation(parent, sessions))
                 first = first_model(settings, parent.arms, parent.prepared(sessions.contexts))
                 parent = replace(parent, model=first)
+            elif parent.standardisation is not None:
+                parent = replace(parent, standardisation=parent.standardisation.completed(sessions.contexts))
             data = sessions.observations(parent.prepared)
             fit = parent.model.fold(
                 data, estimator=settings.estimator, forgetting=settings.forgetting, changes=parent.changes
@@ -84,7 +90,7 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
             clock = restarted(parent.clock + 1, 1 - fit.kept, settings.horizon_episodes)
             folded = replace(
                 parent,
-                model=fit.model,
+                model=rounded(fit.model, intercept=settings.intercept),
                 folds=parent.folds + 1,
                 clock=clock,
                 kept=fit.kept,
@@ -117,7 +123,7 @@ def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
     known = np.lexsort((positions, rows))
     known = known[arms[known] >= 0]
     sessions = ObservedSessions(
-        contexts=stack_packed([plan.context for plan in window.plans], parameters.settings.dim),
+        contexts=contexts_of(parameters, window.plans),
         rows=rows[known],
         arms=arms[known],
         positions=positions[known],
@@ -216,7 +222,7 @@ def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) 
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):
         part = plans[start : start + ROWS_AT_ONCE]
-        contexts = parameters.prepared(stack_packed([plan.context for plan in part], parameters.settings.dim))
+        contexts = parameters.prepared(contexts_of(parameters, part))
         masked = planner.masked([excluded_indices(plan.exclude, indices) for plan in part] if indices else None)
         # Any keys will do: scores are ranked.
         keys = np.arange(start, start + len(part), dtype=np.uint32)

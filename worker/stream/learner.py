@@ -10,11 +10,11 @@ Rules that hold in this file (docs/design.md §4 and §5):
 - A record whose time lies far after its own timestamp in the journal is refused, live or not (`MAX_FACT_LEAD`,
   `MAX_PROGRESS_LEAD`). So a session of the year 2100 holds back no `resume_offset`, and the clock of a worker that is
   an hour ahead closes no window, where the broker sets the timestamps of the journal.
-- `arm`, `arms`, `command` and `import` take effect at their position and make a version at once, unless they change
-  nothing.
+- `arm`, `arms`, `command`, `features` and `import` take effect at their position and make a version at once, unless
+  they change nothing.
 - **Position** of a version in the journal: `window_end`, before which everything is closed; `journal_offset`, the
   record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
-  `progress`, the highest of each partition.
+  `progress`, the highest of each partition; `accounts`, the sums of all closed windows per ad (`accounts.py`).
 - **Restart**: read from resume_offset; up to journal_offset take only `opened`, `feedback` and the counts of sessions
   of open windows; then close every window that is due by the loaded progress (one may have been due when the version
   was made); then take everything.
@@ -49,7 +49,9 @@ from worker.stream.events import (
     Progress,
     Tag,
 )
+from worker.stream.feature_changes import width_of_context
 from worker.stream.folding import fold, one_thread, with_new_arms
+from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns, continued
 from worker.stream.troubles import Troubles
@@ -91,6 +93,7 @@ class Learner:
     history : published versions, at least the newest 8, in any order, possibly repeated
     made_under : settings by version, where known versions are made again (`replay --verify`)
     with_episodes : whether to assess closed windows, which is about half of the work
+    first : version 0, where it is not the prior (`starting.py`)
 
     Examples
     --------
@@ -109,6 +112,7 @@ class Learner:
         *,
         made_under: Mapping[int, LearningSettings] | None = None,
         with_episodes: bool = True,
+        first: Parameters | None = None,
     ) -> None:
         self._configured = settings
         self._made_under = {} if made_under is None else made_under
@@ -117,7 +121,7 @@ class Learner:
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
             check_columns(settings, len(arms))
-            first = Parameters.first(settings, tuple(arms))
+            first = first or Parameters.first(settings, tuple(arms))
             check_size(first)
             self._start(first)
         else:
@@ -125,7 +129,7 @@ class Learner:
 
     def _start(self, loaded: Parameters) -> None:
         self._configured = continued(self._configured, loaded.settings)
-        self._current = loaded
+        self._current, self._accounts = loaded, loaded.accounts
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
         #: How far the partitions have come, and what waits for windows to be closed.
@@ -209,8 +213,9 @@ class Learner:
         if isinstance(event, FeedbackFact):
             self._late += not self.windows.answer(offset, event) and self._live
         elif isinstance(event, Opened):
-            if len(event.context) != self._configured.dim:
-                raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {self._configured.dim}")
+            dim = width_of_context(self._current, event.parameters_version)
+            if len(event.context) != dim:
+                raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {dim}")
             self._late += not self.windows.open(offset, event) and self._live
         else:
             if isinstance(event, Progress) and event.opened:
@@ -231,7 +236,7 @@ class Learner:
         if isinstance(event, Tag):
             outcome.tags.append((offset, event))  # no part of any version
             return
-        current = under(self.settings, self._current)
+        current = replace(under(self.settings, self._current), progress=self.watermark.by_partition())
         with one_thread():
             changed = carry_out(current, event, self._kept)
         if isinstance(changed, Refusal):
@@ -242,8 +247,10 @@ class Learner:
                 # All sessions of this time are in the journal: which of the later ones are already is left to chance.
                 changed = with_new_arms(changed, self.windows.plans(self.watermark.time - self.settings.lateness))
             reached = self.watermark.reached
-            soon = reached + 2 * self.settings.lateness if reached else 0
-            self._make(changed, offset, max(current.effective_at, soon), outcome)
+            soon = max(current.effective_at, reached + 2 * self.settings.lateness if reached else 0)
+            if changed.former != current.former:
+                changed = replace(changed, former_until=soon + self.settings.window + self.settings.grace)
+            self._make(changed, offset, soon, outcome)
 
     # ── closing windows ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -268,6 +275,7 @@ class Learner:
         window = self.windows.close(
             end, session_timeout=settings.session_timeout, whole_slates=settings.unanswered == "passed"
         )
+        self._accounts = self._accounts.plus(window, parent, self._kept)
         if not window.plans:
             return
         kept, steps, rejected = dict(self._kept), None, None
@@ -289,6 +297,7 @@ class Learner:
         """Give a version its number and position in the journal, and make it the current one."""
         made = replace(
             self._at_position(candidate, offset),
+            model=rounded(candidate.model, intercept=candidate.settings.intercept),
             version=self._current.version + 1,
             parent_sha256=self._current.sha256,
             effective_at=effective_at,
@@ -317,6 +326,7 @@ class Learner:
             journal_offset=offset,
             resume_offset=offset + 1 if needed is None else needed,
             progress=self.watermark.by_partition(),
+            accounts=self._accounts,
         )
 
     def _set_current(self, parameters: Parameters, outcome: Outcome) -> None:

@@ -28,11 +28,31 @@ from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Fixed, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
+from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
-from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, SCALES, ObservedSessions, Standardisation, without_gaps
+from worker.stream.contexts import (
+    ARRAYS,
+    LEAST_SESSIONS,
+    SCALES,
+    WAITING,
+    ObservedSessions,
+    Standardisation,
+    without_gaps,
+)
+from worker.stream.features import FormerFeatures
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, is_number
-from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
+from worker.stream.version_records import (
+    COUNTS,
+    IF_SET,
+    PLAIN,
+    ArmRecord,
+    StartRecord,
+    VersionRecord,
+    array_in,
+    digest_of,
+    document_of,
+)
 
 #: A threshold above every score.
 NEVER: Final = 1e300
@@ -42,12 +62,17 @@ NEVER: Final = 1e300
 class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
+    `accounts` are the sums per ad of all windows that were closed when it was made.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
     the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
+    `former` are the features before the last change, and `former_until` is the time up to which the watermark must have
+    come before all sessions under them are over.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
     version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
+    `started_from` is the history behind version 0, which all later versions name, too. A version that learned from the
+    sessions of another system is `imported`.
     """
 
     version: int
@@ -61,6 +86,7 @@ class Parameters:
     journal_offset: int = -1
     resume_offset: int = 0
     progress: Mapping[int, int] = field(default_factory=dict)
+    accounts: Accounts = field(default=NOTHING, repr=False)
     frozen: bool = False
     folds: int = 0
     clock: float = 0.0
@@ -75,7 +101,11 @@ class Parameters:
     answers: AnswerCounts | None = field(default=None, repr=False)
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
+    former: FormerFeatures | None = field(default=None, repr=False)
+    former_until: int = 0
     shares: Shares = ALL
+    started_from: StartRecord | None = None
+    imported: bool = False
     kernels: str = field(default="", compare=False)
     known_sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
@@ -360,7 +390,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
         counts = AnswerCounts(displayed=displayed, answered=answered)
     if record.standardisation is not UNSET:
-        given = [name for name in SCALES if name in document["standardisation"]]
+        given = [name for name in (*SCALES, WAITING) if name in document["standardisation"]]
         standardisation = Standardisation(**{name: read(f"standardisation.{name}") for name in given})
     if record.pending is not UNSET:
         arrays = {name: read(f"pending.{name}") for name in ARRAYS}
@@ -370,13 +400,14 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         arms=tuple([_arm(arm) for arm in record.arms]),
         model=model,
         progress={int(partition): time for partition, time in record.progress.items()},
-        ties=record.ties,
         answers=counts,
         standardisation=standardisation,
         pending=pending,
-        kernels=record.kernels,
+        accounts=NOTHING if record.accounts is UNSET else Accounts.read(record.accounts, len(record.arms)),
+        former=None if record.former_features is UNSET else record.former_features,
+        former_until=record.former_until,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
-        **{name: getattr(record, name) for name in PLAIN},
+        **{name: getattr(record, name) for name in (*PLAIN, *IF_SET)},
     )
 
 

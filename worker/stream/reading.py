@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.decoding import Encoders, Limits, Rejected, decode_arrival, decode_feedback
 from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
-from worker.stream.features import context_encoder
 from worker.stream.session import Parked, Session
 from worker.stream.settings import LearningSettings
 from worker.stream.slates import Slate, SlatePlanner
@@ -49,16 +48,17 @@ def judged_arrival(
     timestamp: int,
     settings: LearningSettings,
     limits: Limits,
+    encoder: Encoders | None,
     unlisted: list[tuple[str, str]] | None = None,
 ) -> Arrival:
-    """Decode an arrival under the settings of a version; raises `Rejected`."""
+    """Decode an arrival under the settings of a version and the declarations in force; raises `Rejected`."""
     return decode_arrival(
         value,
         limits=limits,
         dim=settings.dim,
         timestamp=timestamp,
         grace=settings.grace,
-        encoder=context_encoder(settings.features),
+        encoder=encoder,
         standardise=settings.standardise,
         unlisted=unlisted,
     )
@@ -97,9 +97,9 @@ class RecordReader:
 
     def read(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
         """Decode records; return None in place of those that become dead letters."""
-        settings, horizon = self._versions.newest.settings, self._versions.horizon
+        settings, horizon, encoder = self._versions.newest.settings, self._versions.horizon, self._versions.encoders
         # Of an object, the outputs have all columns, for any length.
-        encoded = 0 if context_encoder(settings.features) is None else LONGEST_NUMBER * settings.dim
+        encoded = 0 if encoder is None else LONGEST_NUMBER * self._versions.dim
         # A number of one digit and a comma become eight bytes at most, in the journal or in the table.
         largest = (self._room - self._versions.slate_bytes - encoded) // 4
         events: list[Arrival | Feedback | None] = []
@@ -110,7 +110,7 @@ class RecordReader:
                 event: Arrival | Feedback
                 if record.topic == self._arrivals:
                     arrivals += 1
-                    event = judged_arrival(record.value, record.timestamp, settings, self._limits, unlisted)
+                    event = judged_arrival(record.value, record.timestamp, settings, self._limits, encoder, unlisted)
                 else:
                     event = self._feedback(record, horizon)
                 if (size := len(record.value or b"")) > largest:

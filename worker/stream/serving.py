@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 
 from worker.secret import Secret
 from worker.stream.chance import journaled
-from worker.stream.contexts import pack_context
+from worker.stream.contexts import pack_context, unpack_context
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Arrival, Decision, Feedback, Opened
@@ -168,11 +168,13 @@ class Serving(SessionTable):
         )
         known = self.table.get(session_id)
         if type(known) is Session:
-            session = known
+            session, context = known, arrival.context
+            if not self.versions.has_same_columns(session.version, arrival.occurred_at):
+                context = unpack_context(session.context)  # of a version that came late, or is no longer kept
             if (
                 arrival.occurred_at != session.arrived_at
                 or brief_exclusions(arrival.exclude) != session.exclude
-                or pack_context(arrival.context) != session.context
+                or pack_context(context) != session.context
             ):
                 self._reader.reject(record, "session-reused", REUSED, batch.emits)
                 return
@@ -182,7 +184,7 @@ class Serving(SessionTable):
             self._answer_unremembered(record, arrival, batch)
             return
         else:
-            session = self._open(arrival, batch, uncertain)
+            session, context = self._open(arrival, batch, uncertain), arrival.context
         if session.share == 0:
             return
         batch.emits.tally.replanned += uncertain
@@ -190,7 +192,7 @@ class Serving(SessionTable):
             Opened(
                 session_id=session_id,
                 arrived_at=session.arrived_at,
-                context=arrival.context,
+                context=context,
                 slate=session.slate,
                 modes=session.modes,
                 exclude=arrival.exclude,

@@ -197,8 +197,8 @@ SETTINGS: Final = tuple(f.name for f in fields(LearningSettings))
 FOLD_SHARE: Final = 0.1
 LEAST_SECONDS: Final = 0.1
 
-#: Settings that hold for the life of a model (see `continued`). The first catalogue may complete the features.
-KEPT_BY_MODEL: Final = ("standardise", "features")
+#: Settings that go with the model (see `continued`). The first catalogue may complete the features, orders change them.
+KEPT_BY_MODEL: Final = ("standardise", "features", "dim")
 
 
 def check_order(order: Sequence[str], arms: Iterable[Arm]) -> None:
@@ -212,10 +212,19 @@ def check_order(order: Sequence[str], arms: Iterable[Arm]) -> None:
 
 
 def check_same_model(settings: LearningSettings, published: LearningSettings) -> None:
-    """Raise `InputError` if these settings are for another model than the published parameters are of."""
+    """Raise `InputError` if these settings are for another model than the published parameters are of.
+
+    Declared features may differ: the published ones hold.
+    """
+    named, theirs_named = (one.features is not None and bool(one.features.context) for one in (settings, published))
+    if named and not theirs_named:
+        raise InputError(
+            f"features of contexts are declared, but contexts of the published parameters are lists of {published.dim} "
+            "numbers: leave [features.context] out, or give another model topics (--prefix) or a state folder"
+        )
     for name, option in (("dim", "--dim"), ("model", "--model"), ("intercept", "--intercept")):
         mine, theirs = getattr(settings, name), getattr(published, name)
-        if mine == theirs:
+        if mine == theirs or (name == "dim" and named):
             continue
         if name == "intercept":
             option, mine, theirs = "the intercept", *("on" if one else "off" for one in (mine, theirs))
@@ -257,21 +266,10 @@ def check_columns(settings: LearningSettings, arms: int) -> None:
 def continued(settings: LearningSettings, published: LearningSettings) -> LearningSettings:
     """Return settings for a model that exists: what its contexts and ads mean, and their scale, stay as they are.
 
-    Raise `InputError` if they are for another model, or if other features are declared. A declaration may leave out
-    either part.
+    Raise `InputError` if they are for another model. Other declared features wait for an order (`FeaturesChange`).
     """
     check_same_model(settings, published)
-    ours, theirs = settings.features, published.features
-    for part, of in (("context", "features of contexts"), ("ads", "features of ads"), ("crosses", "crosses")):
-        mine = getattr(ours.declared, part) if ours is not None else ()
-        known = getattr(theirs.declared, part) if theirs is not None else ()
-        is_given = mine or (part == "crosses" and ours is not None and ours.context)  # they belong to the contexts
-        if is_given and mine != known:
-            raise InputError(
-                f"the declared {of} differ from those of the "
-                "published parameters: a model of other features needs topics (or a state folder) of its own"
-            )
-    return replace(settings, features=theirs, standardise=published.standardise)
+    return replace(settings, features=published.features, dim=published.dim, standardise=published.standardise)
 
 
 def ignored_scale(settings: LearningSettings, published: LearningSettings) -> str | None:

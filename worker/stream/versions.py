@@ -14,7 +14,7 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from math import inf
 from typing import Any, Final
@@ -23,6 +23,9 @@ import numpy as np
 
 from worker.errors import FailedError
 from worker.stream.chance import ALL
+from worker.stream.decoding import Encoders
+from worker.stream.feature_changes import encoder_of
+from worker.stream.features import ContextEncoder
 from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
 from worker.stream.version_records import arrays_of
@@ -134,6 +137,16 @@ def base_version(known: Mapping[int, Parameters]) -> int:
     return newest
 
 
+class _EncodersByVersion:
+    """The encoders of versions with different features."""
+
+    def __init__(self, at: Callable[[int], SlatePlanner], encoders: Mapping[SlatePlanner, ContextEncoder]) -> None:
+        self._at, self._encoders = at, encoders
+
+    def at(self, time: int) -> ContextEncoder:
+        return self._encoders[self._at(time)]
+
+
 class Versions:
     """Known versions, the newest last.
 
@@ -159,6 +172,17 @@ class Versions:
         self.slate_bytes = max(planner.slate_bytes for planner in known)
         #: The longest slate of any known version: feedback is about slates that were planned before the newest one.
         self.horizon = max(planner.parameters.settings.horizon for planner in known)
+        #: The longest context of any known version.
+        self.dim = max(planner.parameters.settings.dim for planner in known)
+        #: How contexts are encoded at a time; None if they are plain.
+        self.encoders = self._find_encoders()
+
+    def _find_encoders(self) -> Encoders | None:
+        found = {planner: encoder_of(planner.parameters, self.history) for planner in self._known}
+        encoders = {planner: encoder for planner, encoder in found.items() if encoder is not None}
+        first = encoders.get(self._known[0])
+        is_one = all(encoder is first for encoder in encoders.values())
+        return first if is_one else _EncodersByVersion(self.at, encoders)
 
     def replace_first(self, parameters: Parameters) -> None:
         """Replace the first version, while it is the only one."""
@@ -221,6 +245,11 @@ class Versions:
             if planner.parameters.effective_at <= time:
                 return planner
         return self._known[0]
+
+    def has_same_columns(self, version: int, time: int) -> bool:
+        """Whether the contexts of a version's sessions have the columns of the version that serves this time."""
+        former, at = self.newest.former, self.at(time).parameters.version
+        return former is None or (version < former.since) == (at < former.since)
 
     def is_certain(self, time: int, sent_at: int) -> bool:
         """Whether no worker can have served an arrival by another version than `at` returns.

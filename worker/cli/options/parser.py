@@ -364,7 +364,7 @@ def _file(
 
 def _names(commands: Iterable[CommandSpec]) -> dict[str, set[str]]:
     """Return the names that each table of the file may have, for `check_file`."""
-    names: dict[str, set[str]] = {}
+    names, tables = dict[str, set[str]](), set[str]()
     for command, action, option in _every(commands):
         if not option.positional:
             free = option.table or option.pairs
@@ -372,8 +372,8 @@ def _names(commands: Iterable[CommandSpec]) -> dict[str, set[str]]:
             for table in ("", *inner):
                 names.setdefault(table, set()).add(option.attribute)
             if free:
-                names[option.attribute] = set()
-    return names
+                tables.add(option.attribute)
+    return names | {table: set() for table in tables}  # [features] is a table, though there is such a command
 
 
 def _value(option: Option, parsed: argparse.Namespace, variables: Mapping[str, str], file: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The target of `parameters`, `arms` and `explain`: a state folder, or the workers of a Kafka cluster.
+"""The target of `parameters`, `arms`, `features` and `explain`: a state folder, or the workers of a Kafka cluster.
 
 Also the lookup of a version by number, tag or file, and the report of the version after an order.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
 from worker.cli.options.parser import CommandSpec, Option, grouped
 from worker.cli.options.times import seconds_option
-from worker.console import read_input
+from worker.console import note, read_input
 from worker.errors import InputError, ParametersError
 from worker.serve.control import StateFolderControl
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
@@ -106,6 +107,8 @@ def read_version(path: str, where: str = "FILE", *, complete: bool = True) -> Pa
 
 # ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+YES = Option("yes", "publication of the changes without a confirmation", flag=True, default=False)
+
 
 def version_facts(after: Parameters) -> dict[str, Any]:
     """Return the facts of the version after an order, for the JSON of a command."""
@@ -123,3 +126,14 @@ def in_force(after: Parameters, now: float | None = None) -> str:
     wait, start = after.effective_at - now, datetime.fromtimestamp(after.effective_at / 1000).astimezone()
     when = "now" if wait <= 0 else f"{start:%Y-%m-%d %H:%M:%S} (in {wait / 1000:.1f} s)"
     return f"version {after.version} serves sessions that arrive from {when} on; open sessions keep their slates"
+
+
+def confirm(shown: str, preview: str) -> None:
+    """Show changes and ask whether to publish them; raise `InputError` unless the answer is yes."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InputError(f"--yes is missing: without a terminal there is nobody to confirm the changes ({preview})")
+    note(shown)
+    sys.stderr.write("Publish these changes? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InputError("not confirmed; nothing was changed")
