@@ -64,7 +64,7 @@ def run_learner(
     collect_garbage_rarely()
     history = published_versions(connection, topics)
     learning = with_dimension(learning, dim, history)
-    published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
+    published = PublishedParameters(history[0] if history else Parameters.first(learning, arms), history, Metrics())
     with (
         readable_errors(connection),
         closing(durable_producer(connection)) as producer,

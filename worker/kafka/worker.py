@@ -42,7 +42,7 @@ def run_worker(settings: WorkerSettings) -> int:
     learning = with_dimension(settings.learning, settings.dim, history)
     if not history:
         check_columns(learning, len(settings.arms))
-    first = Parameters.first(learning, settings.arms)
+    first = history[0] if history else Parameters.first(learning, settings.arms)
     if not history:
         check_size(first, largest_version(found, topics))
     for line in compressed_inputs(found, topics):
