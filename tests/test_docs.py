@@ -182,7 +182,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 def test_the_readme_is_short_and_links_the_picture_and_every_page() -> None:
-    assert len(TEXTS[README].splitlines()) <= 250
+    assert len(TEXTS[README].splitlines()) <= 300
     wanted = [".github/regret.svg", *(f"docs/{path.name}" for path in TEXTS if path != README)]
     assert [link for link in wanted if link not in TEXTS[README]] == []
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import Spread
-from worker.bandit.ordering import greedy_slates, optimistic_slates
+from worker.bandit.ordering import fixed_slates, greedy_slates, optimistic_slates
 from worker.bandit.planning import Planner
 
 from .beliefs import excluded_arms, lawful, planner_of, probabilities, seeds
@@ -90,3 +90,17 @@ def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_position_emp
             assert not set(shown) & set(gone)
             assert len(set(shown)) == len(shown) == min(horizon, len(arms) - len(gone))
             assert (np.diff(planner.rewards[shown]) <= 0).all()
+
+
+@given(seeds, st.integers(1, 6), horizons, st.booleans(), st.data())
+@lawful
+def test_a_fixed_slate_has_the_first_eligible_arms_of_the_order(seed, arms, horizon, repeats, data) -> None:
+    active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
+    order = data.draw(st.lists(st.integers(0, arms - 1), unique=True))
+    excluded = data.draw(st.lists(st.lists(st.integers(0, arms - 1)), min_size=3, max_size=3))
+    planner, _ = planner_of(seed, arms, horizon, repeats=repeats, active=active)
+    slates = fixed_slates(planner, 3, order, planner.masked(excluded)).tolist()
+    for slate, out in zip(slates, excluded, strict=True):
+        whole = [*order, *(arm for arm in range(arms) if arm not in order)]
+        expected = [arm for arm in whole if active[arm] and arm not in out][:horizon]
+        assert slate == expected + [NO_ARM] * (horizon - len(expected))

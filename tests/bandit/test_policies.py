@@ -270,7 +270,7 @@ def test_every_policy_serves_nothing_where_nothing_is_eligible_and_explores_noth
         assert (slates.arms[0] == NO_ARM).all()
         assert not slates.explored[slates.arms == NO_ARM].any()
         assert (slates.propensities[slates.arms == NO_ARM] == 1).all()
-        assert (slates.arms[1] != NO_ARM).sum() == (0 if not active[0] else 3 if repeats else 2)
+        assert (slates.arms[1] != NO_ARM).sum() == (0 if not active[0] else 3 if repeats and name != "fixed" else 2)
         for other in (policy, make_policy(name, thresholds=(0.0,) * 3)):
             none = other.slates(planner, np.zeros((0, 2)), None, np.zeros((0, 3, 2)))
             assert none.arms.shape == none.explored.shape == none.propensities.shape == (0, 3)

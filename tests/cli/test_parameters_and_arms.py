@@ -14,11 +14,11 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
-from worker.bandit.answers import AnswerCounts
 from worker.bandit.personal import PersonalModel
 from worker.cli.arms import in_force
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
+from worker.stream import accounts
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm
@@ -154,7 +154,7 @@ def test_an_import_adds_the_arms_that_are_missing_and_refuses_what_does_not_fit(
     ask("parameters rollback 0")
     assert ask(f"parameters rollback {file}")["version"] == exported.version + 2
     assert ask("parameters show")["observations"] == exported.observations
-    assert [arm["arm"] for arm in ask("arms list")["arms"]] == [arm.arm for arm in ARMS]
+    assert {arm["arm"] for arm in ask("arms list")["arms"]} == {arm.arm for arm in ARMS}
     wide.write_bytes(encode_parameters(Parameters.first(replace(exported.settings, dim=9), ARMS)))
     refusal = say(f"parameters import {wide}", code=1)
     assert "refused: these parameters have dim 9, the present ones 3" in refusal
@@ -245,22 +245,27 @@ def test_the_parameters_of_another_model_are_refused(say: Say, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("learned", ["additive"], indirect=True)
-def test_arms_are_listed_with_answer_rates_and_features(ask: Ask, say: Say, tmp_path: Path) -> None:
-    first = Parameters.first(settings(), tuple(replace(arm, features={"size": k}) for k, arm in enumerate(ARMS)))
-    displayed = np.full((3, 4), 50.0)
-    mute = AnswerCounts(displayed=displayed, answered=displayed * [1.0, 1.0, 0.0, 1.0])
-    file, other = tmp_path / "mute.json", tmp_path / "other"
-    file.write_bytes(encode_parameters(replace(first, answers=mute)))
+def test_arms_are_listed_with_figures_and_features_by_revenue(
+    ask: Ask, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "DAY", 20_000)  # milliseconds
+    other = tmp_path / "other"
     with StateFolder(other) as state:
-        Embedded(first.settings, first.arms, partitions=1, state=state)
-    ask(f"parameters import {file}", state=other)
-    listed = ask("arms list", state=other)["arms"]
-    assert [arm["features"] for arm in listed] == [{"size": float(k)} for k in range(4)]
-    rates = [arm["answer_rate"] for arm in listed]
-    assert min(rates) == rates[2] < 0.2
-    assert {arm["displays"] for arm in listed} == {150.0}
-    (marked,) = [line for line in say("arms list", state=other).splitlines() if "(lowest)" in line]
-    assert marked.startswith("ad-2")
+        arms = tuple(replace(arm, features={"size": k}) for k, arm in enumerate(ARMS))
+        runner = Embedded(settings(), arms, partitions=1, state=state)
+        assert say("arms list", state=other).startswith("no window with sessions is closed yet\narm ")
+        deliver(runner, arrivals(200, seconds=40), live=True)
+        finish(runner)
+    listed = ask("arms list", state=other)
+    assert sum(arm["total"]["displays"] for arm in listed["arms"]) == runner.versions.newest.observations
+    for flag, of in (("", "total"), ("--today", "today")):
+        since, header, *rows = say(f"arms list {flag}", state=other).splitlines()
+        assert since.startswith("since 2023-11-14 22:13, until 2023-11-14 22:13 (UTC): 200 sessions, ")
+        assert header.split()[:5] == ["arm", "reward", "state", "displays", "clicks"]
+        ads = sorted(listed["arms"], key=lambda arm: -arm[of]["revenue"])
+        shown = [[arm["arm"], f"{arm[of]['displays']:.0f}", f"{arm['features']['size']:g}"] for arm in ads]
+        assert [[row.split()[0], row.split()[3], row.split()[-1]] for row in rows] == shown
+    assert listed["arms"][0]["today"]["displays"] < listed["arms"][0]["total"]["displays"]
 
 
 def test_an_arm_is_added_priced_retired_and_brought_back(ask: Ask) -> None:

@@ -17,6 +17,7 @@ from tests.programs import needs
 from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
 from worker.metrics import CATALOGUE
+from worker.stream.accounts import ROWS
 
 #: The metrics of all processes: workers and simulated traffic, HTTP, gateways.
 METRICS = (*CATALOGUE, *HTTP_CATALOGUE, *GATEWAY_CATALOGUE)
@@ -155,6 +156,7 @@ BY_WINDOW = (
     "explored_sessions_total",
     "episode_sessions_total",
     "episodes_closed_total",
+    *(f"ad_{name}_total" for name in ("sessions", *ROWS)),
 )
 
 

@@ -119,6 +119,8 @@ class Scene:
             **self.rules(kinds),
             target_slates=target_slates,
             drawn=drawn,
+            imported=np.zeros(count, dtype=bool),
+            recorded=np.full(slates.shape, np.nan),
             depth=self.horizon,
         )
 

@@ -113,6 +113,7 @@ def checked(assembled: list[Assembled]) -> Callable[..., Evaluation]:
         {},
         {"policy": "greedy"},
         {"policy": "random"},
+        {"policy": "fixed", "order": ("ad-3", "ad-1")},
         {"policy": "epsilon-greedy", "epsilon": 0.4},
         {"beta": 0.2, "bonus": "paper"},
         {"policy": "aucbbp"},

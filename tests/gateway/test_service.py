@@ -23,6 +23,7 @@ from worker.gateway.run import GATEWAY_CATALOGUE, GatewayMetrics
 from worker.gateway.service import KafkaAdService
 from worker.http.service import AdRequest, Answer, UnavailableError
 from worker.kafka.connection import Connection
+from worker.stream.accounts import NOTHING, Accounts, Sums
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.topology import Topics
 from worker.stream.version_records import encode_parameters
@@ -347,3 +348,11 @@ async def test_the_metrics_are_those_of_the_catalogue_and_count() -> None:
         assert value("adcascade_gateway_remembered_sessions") == 1
         assert value("adcascade_gateway_connected") == 1
         assert value("adcascade_gateway_parameters_version") == 0
+
+
+async def test_figures_come_with_the_newest_version_also_from_a_newer_position() -> None:
+    async with gateway_on() as gateway:
+        counted = replace(parameters(), accounts=Accounts(total=Sums(sessions=5)), journal_offset=9)
+        for version in (counted, replace(counted, accounts=NOTHING, journal_offset=8)):
+            gateway.model.adopt(version)
+            assert gateway.service.newest().accounts.total.sessions == 5

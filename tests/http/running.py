@@ -20,7 +20,9 @@ from worker.http.service import AdRequest, Answer, UnavailableError, UnknownSess
 from worker.http.settings import HttpSettings
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
 from worker.stream.encoding import encode_decision
+from worker.stream.parameters import Parameters
 from worker.stream.session import Session
+from worker.stream.settings import Arm, LearningSettings
 
 NOW = 1_700_000_000_000
 DIM, SLATE = 2, ("a", "b", "c")
@@ -58,8 +60,8 @@ class Memory:
         session = self.sessions.get(session_id)
         return None if session is None else _answer(session_id, session)
 
-    def example(self) -> bytes:
-        return b"[0,0]"
+    def newest(self) -> Parameters:
+        return Parameters.first(LearningSettings(dim=DIM), tuple(Arm(arm=name, reward=1.0) for name in SLATE))
 
     def ready(self) -> str | None:
         return self.why_not

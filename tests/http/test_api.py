@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import worker
-from tests.http.running import HttpClient, Memory, http
+from tests.http.running import SLATE, HttpClient, Memory, http
 from worker.errors import InputError
 from worker.http.application import problem_in
 from worker.http.pages import openapi
@@ -62,6 +62,13 @@ def test_a_cascade_ends_with_a_click(client):
     status, end = client.json("POST", "/v1/sessions/one/feedback", {"position": 2, "arm": "b", "clicked": True})
     assert (status, end) == (200, {"session_id": "one", "ended": "clicked"})
     assert conforms(end, "Answer")
+
+
+def test_the_figures_of_all_ads_are_answered(client, guarded):
+    status, figures = client.json("GET", "/v1/arms")
+    assert (status, figures["sessions"], [ad["arm"] for ad in figures["arms"]]) == (200, 0, list(SLATE))
+    assert conforms(figures, "Arms")
+    assert guarded.json("GET", "/v1/arms")[0] == 401
 
 
 def test_a_session_without_an_id_gets_a_new_one(client):

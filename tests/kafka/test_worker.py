@@ -11,6 +11,7 @@ from tests.embedded.traffic import SECOND, START, arrivals
 from tests.kafka.fleet import Fleet
 from tests.kafka.golden import Golden, last_decisions, play
 from tests.programs import eventually
+from worker.logs.format import LogWriter
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +63,22 @@ def test_workers_that_begin_with_different_configurations_agree_on_one_version_0
     eventually(lambda: len(fleet.answered()) == 300, what="every arrival is answered")
     decisions = [orjson.loads(record.value) for record in fleet.read(fleet.names.decisions)]
     assert {decision["arm"] for decision in decisions} <= arms
+
+
+def test_workers_that_start_from_a_history_agree_on_one_version_0_and_restart_from_what_is_there(fleet: Fleet) -> None:
+    fleet.set_clock(START + 10 * SECOND)
+    with LogWriter(log := str(fleet.folder / "history.gz")) as write:
+        for record in Golden().records:
+            write(record)
+    workers = [fleet.start("--start-from", log, "--trust", "0.5") for _ in range(2)]
+    eventually(lambda: all(worker.ready for worker in workers), what="both serve")
+    zeros = [orjson.loads(record.value) for record in fleet.read(fleet.names.parameters)]
+    assert len({zero["sha256"] for zero in zeros}) == 1
+    assert zeros[0]["started_from"]["trust"] == 0.5
+    again = fleet.serving("--start-from", log)
+    assert "ignored" not in again.tail()
+    other = fleet.serving("--start-from", str(fleet.folder / "arms.json"))
+    assert "started from another one, or with another trust than 0.5" in other.tail()
 
 
 def test_a_terminated_worker_ends_in_good_order_and_another_continues_without_a_loss(fleet: Fleet) -> None:

@@ -37,7 +37,7 @@ def test_orders_are_carried_out_by_the_learner_and_shown(fleet: Fleet, command: 
     eventually(lambda: any(b'"progress"' in (record.value or b"") for record in fleet.read(fleet.names.journal)))
     added = command.json("arms", "add", "ad-new", "--reward", "2.5")
     assert added["version"] == 1
-    assert [arm["arm"] for arm in command.json("arms", "list")["arms"]] == [*(arm.arm for arm in ARMS), "ad-new"]
+    assert {arm["arm"] for arm in command.json("arms", "list")["arms"]} == {*(arm.arm for arm in ARMS), "ad-new"}
     assert command.json("arms", "price", "ad-new", "--reward", "3")["version"] == 2
     assert command.json("arms", "retire", "ad-0")["version"] == 3
     frozen = command.json("parameters", "freeze")
@@ -152,7 +152,7 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     (many := fleet.folder / "many.json").write_bytes(orjson.dumps({f"ad-{n}": 1.0 for n in range(50_000)}))
     refused = fleet.start("--dim", "32", "--catalog", str(many))
     assert refused.process.wait(300) == 2
-    assert re.search(r"the catalogue is too large: 50,000 arms .* 2,\d+ such arms fit", refused.tail())
+    assert re.search(r"the catalogue is too large: 50,000 arms .* \d,\d+ such arms fit", refused.tail())
     assert "Traceback" not in refused.tail()
 
     (patched := fleet.folder / "patched").mkdir()

@@ -311,6 +311,8 @@ def test_the_model_learned_from_a_history_finds_its_best_ads_and_can_be_written(
     assert (report.sessions, report.slates_recorded, report.slates_planned) == (3000, 3000, 0)
     assert (learned.sha256, learned.folds) == (report.versions[-1].sha256, 7)
     assert learned.sha256 in capsys.readouterr().out
+    again = relearn("log.jsonl", changes={"beta": 1.0}).learned
+    assert learned.imported is (again is not None and again.imported) is True
     contexts = learned.prepared(np.array([[25.0, 1.0, 0.0], [25.0, 0.0, 1.0]]))
     best = learned.model.log_odds(contexts).argmax(axis=1)
     assert [learned.arms[arm].arm for arm in best] == ["c", "a"]
@@ -319,13 +321,13 @@ def test_the_model_learned_from_a_history_finds_its_best_ads_and_can_be_written(
     assert rates[0, :2] == pytest.approx(0.8, abs=0.05)  # a fifth of the users leave after each display
 
 
-def test_replay_has_nothing_to_verify_and_evaluate_refuses(capsys) -> None:
+def test_replay_has_nothing_to_verify_and_evaluate_no_estimates(capsys) -> None:
     imported(TABLE)
     assert run("replay log.jsonl") == 0
     out = capsys.readouterr().out
     assert "nothing to verify: 4 decisions of another system" in out
     assert "4 sessions, 1 clicks, revenue 1.00" in out
-    assert run("evaluate log.jsonl") == 1
-    assert "imported, of a policy that is not known" in capsys.readouterr().err
+    assert run("evaluate log.jsonl") == 2
+    assert "an imported log has no estimates for the policy aucbbp" in capsys.readouterr().err
     assert run("replay log.jsonl --output m") == 2
     assert "--output is for --relearn" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
+import numpy as np
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -18,9 +19,11 @@ from tests.metrics.episodes import WINDOW, an_episode
 from tests.programs import needs
 from worker.embedded.state import StateFolder
 from worker.metrics import CATALOGUE, CONSUMED, IDENTITIES, Histogram, Metrics
+from worker.metrics.catalogue import MOST_ADS
 from worker.metrics.history import DURATION_BOUNDS, MOST_MARKS, MOST_WINDOWS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
+from worker.stream.accounts import ROWS, Accounts, Sums
 from worker.stream.chance import Shares
 from worker.stream.events import DEAD_LETTER_REASONS
 from worker.stream.parameters import Parameters
@@ -70,8 +73,9 @@ def test_names_follow_the_rules_of_prometheus(spec):
 
 
 def test_metrics_and_catalogue_agree_on_names_and_label_values(ran):
-    metrics, _ = ran
+    metrics, demo = ran
     found = samples(metrics)
+    ads = {arm.arm for arm in demo.parameters.arms}
     assert [family.name for family in metrics.registry.collect()] == [
         spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name for spec in CATALOGUE
     ]
@@ -81,7 +85,7 @@ def test_metrics_and_catalogue_agree_on_names_and_label_values(ran):
             continue
         for labels in found[spec.name]:
             assert [name for name, _ in labels] == sorted(spec.labels)
-            assert all(value in spec.labels[name] for name, value in labels)
+            assert all(value in (ads if name == "arm" else spec.labels[name]) for name, value in labels)
 
 
 def test_both_text_formats_can_be_parsed(ran):
@@ -107,6 +111,18 @@ def test_positions_beyond_the_last_label_share_one():
     clicks = samples(metrics)["adcascade_clicks_total"]
     assert clicks[("position", "more"),] == 6
     assert clicks[("position", "20"),] == 2
+
+
+def test_ads_have_the_sums_of_the_newest_version_those_with_the_highest_revenue_if_there_are_many():
+    arms = tuple(Arm(arm=f"ad-{k}", reward=1.0) for k in range(MOST_ADS + 5))
+    sums = Sums(sessions=7, ads=np.add.outer(1000 * np.arange(len(ROWS)), np.arange(len(arms))))
+    metrics = Metrics()
+    metrics.version(replace(Parameters.first(LearningSettings(dim=1), arms), accounts=Accounts(total=sums)))
+    found = samples(metrics)
+    assert found["adcascade_ad_sessions_total"] == {(): 7}
+    for row, name in enumerate(ROWS):
+        expected = {(("arm", f"ad-{k}"),): 1000 * row + k for k in range(5, len(arms))}
+        assert found[f"adcascade_ad_{name}_total"] == expected
 
 
 # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────

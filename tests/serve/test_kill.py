@@ -11,10 +11,12 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
+from tests.counting import count_ads
 from tests.serve.process import Clients, Seen, ServeProcess
 from worker.cli.main import main
 from worker.logs.format import LogReader
@@ -30,11 +32,14 @@ def test_kills_under_load_lose_no_answer_and_teach_nothing_twice(tmp_path: Path)
         clients = Clients(server.url)
         asyncio.run(clients.run(8, _kill_again_and_again(server, clients)))
         _wait_for_windows(server)
+        with urlopen(f"{server.url}/v1/arms", timeout=300) as response:
+            figures = json.load(response)
         assert server.stop() == 0, server.output
     assert clients.again >= KILLS  # there was load, and it was disturbed
     records = _records(server.log)
     _check_facts(records["ads.journal"], clients.sessions)
     _check_lessons(records)
+    _check_figures(records, figures)
     assert main(["replay", str(server.log), "--verify", "--json", str(tmp_path / "replay.json")]) == 0
     report = json.loads((tmp_path / "replay.json").read_text())
     assert not report["mismatches"], report
@@ -114,3 +119,13 @@ def _check_lessons(records: dict[str, list[tuple[int, dict]]]) -> None:
     assert {episode["window_start"]: episode["sessions"] for episode in episodes} == dict(windows)
     newest = max((version for _, version in records["ads.parameters"]), key=lambda version: version["version"])
     assert newest["observations"] == sum(episode["displays"] for episode in episodes)
+
+
+def _check_figures(records: dict[str, list[tuple[int, dict]]], figures: dict[str, Any]) -> None:
+    """Compare the figures per ad with a count from the raw records."""
+    log = {topic: [value for _, value in found] for topic, found in records.items()}
+    counted = count_ads(log, timeout=TIMEOUT, until=figures["until"])
+    assert figures["sessions"] == len(counted.sessions) > 0
+    for ad in figures["arms"]:
+        found = [ad["total"][name] for name in ("displays", "clicks", "revenue")]
+        assert found == pytest.approx(counted.ads[ad["arm"]][:3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,12 @@ from worker.errors import FailedError, InputError
 from worker.logs.format import LogReader
 from worker.runtime.learner_process import LearnerStatus
 from worker.serve.learner import JournalFolder
+from worker.serve.recording import Recording
 from worker.serve.server import decoded_lesson
 from worker.serve.store import ServeStore, first_version
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Command, Order, Tag
+from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Record
@@ -32,16 +35,24 @@ LEARNING = LearningSettings(dim=1, horizon=1, warmup=1, window=1_000, session_ti
 class Served:
     """A server without requests: batches go into its folder, and a learner folds them."""
 
-    def __init__(self, folder: Path, record: Path | None = None) -> None:
-        self.state = StateFolder(folder)
+    def __init__(
+        self,
+        folder: Path,
+        record: Path | None = None,
+        *,
+        keep: int = 0,
+        keep_record: int = 0,
+        learning: LearningSettings = LEARNING,
+    ) -> None:
+        self.state = StateFolder(folder, keep=keep)
         try:
             if not self.state.parameters():
-                first_version(self.state, Parameters.first(LEARNING, ARMS))
-            self.store = ServeStore(self.state, record)
+                first_version(self.state, Parameters.first(learning, ARMS))
+            self.store = ServeStore(self.state, record, keep=keep_record)
         except BaseException:
             self.state.close()
             raise
-        self.learner = JournalFolder(self.state, LEARNING, ARMS)
+        self.learner = JournalFolder(self.state, learning, ARMS)
 
     def __enter__(self) -> Served:
         return self
@@ -218,6 +229,104 @@ def test_a_file_that_is_not_the_log_of_the_folder_is_refused_and_stays_as_it_is(
     with pytest.raises(InputError, match=f"--record {log}: this file exists, and is not the log"):
         Served(state, log)
     assert log.read_bytes() == content
+
+
+# ── what is kept, and for how long ───────────────────────────────────────────────────────────────────────────────────
+
+HALF_HOUR = 257  # sessions of `Served.serve`, about
+HOUR, DAY = 3_600_000, 86_400_000
+
+
+def served_for_hours(served: Served, numbers: range) -> dict[int, Parameters]:
+    """Serve and learn from a session every half an hour; return the versions that came of it."""
+    made = {}
+    for number in numbers:
+        served.serve(number * HALF_HOUR)
+        for version in decoded_lesson(served.learn()[0]).versions:
+            made[version.parameters.version] = version.parameters
+    return made
+
+
+def test_the_folder_keeps_the_journal_of_the_last_hours_and_every_version_of_them_comes_out_of_it_again(tmp_path):
+    with Served(tmp_path, keep=4 * HOUR, learning=replace(LEARNING, standardise=False)) as served:
+        made = served_for_hours(served, range(15))
+        served.order(Command(action="rollback", version=10))  # which is gone later
+        made |= served_for_hours(served, range(15, 20))
+        newest = max(made)
+        in_force = max(n for n in made if made[n].made_at <= made[newest].made_at - 4 * HOUR)
+        assert made[in_force - 4].resume_offset <= served.state.journal_bounds()[0] <= made[in_force].resume_offset
+        held = {kept.version: slot for slot, kept in served.state.slots().items()}
+        assert len(held) < newest - 5, "not all are kept"
+        for number in range(in_force, newest + 1):
+            base = decode_parameters(served.state.in_slot(held[max(n for n in held if n <= number)]))
+            learner = Learner(base.settings, base.arms, [base])
+            again = [base, *learner.handle(served.state.journal(base.resume_offset)).versions]
+            assert made[number].sha256 in [one.sha256 for one in again]
+
+
+def test_a_folder_that_keeps_nothing_has_what_the_learner_needs(tmp_path):
+    with Served(tmp_path, keep=DAY) as served:
+        served_for_hours(served, range(3))
+        assert served.state.journal_bounds()[0] == 0
+    with Served(tmp_path, keep=0) as served:
+        made = served_for_hours(served, range(3, 5))
+        first, end = served.state.journal_bounds()
+        assert first == min(made[5].resume_offset, end - 1) > 0
+    with Served(tmp_path) as served:
+        assert list(served_for_hours(served, range(5, 6))) == [6]
+
+
+def parts(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir() if file.name.startswith("log-"))
+
+
+def test_a_log_goes_on_in_a_new_file_after_a_day_and_old_parts_are_deleted(tmp_path):
+    log = tmp_path / "log"
+    (tmp_path / "log-backup").write_text("not a part")
+    (tmp_path / "log-20231101T000000Z.gz").write_bytes(b"a part that was compressed")
+    with Served(tmp_path / "state", log, keep_record=2 * DAY) as served:
+        for number in range(12):  # half a day and four seconds apart, from 22:13:25 on November 14th on
+            served.serve(number * (DAY // 14_000 + 1), synchronise=True)
+            served.learn()
+    assert parts(tmp_path) == ["log-20231117T221349Z", "log-20231118T221357Z", "log-backup"]
+    assert offsets(log)["ads.clicks"] == [11]
+    assert main(["replay", str(log), "--verify"]) == 0, "a part alone"
+
+
+@pytest.mark.parametrize("written", [None, 0, 1000, 10**9], ids=["renamed", "kept", "half", "written"])
+def test_the_parts_of_a_log_have_every_record_once_wherever_a_kill_comes(tmp_path, capsys, monkeypatch, written):
+    log, state, tomorrow = tmp_path / "log", tmp_path / "state", DAY // 7_000 + 1
+    (tmp_path / "log-20231114T221325Z").write_text("")  # the name of the part is taken
+    with Served(state, log, keep_record=30 * DAY) as served:
+        served.serve(0, synchronise=True)
+        served.learn()
+        write, begin = Recording.write, ServeStore._begin_log
+
+        def killed(store: ServeStore, log: Recording) -> None:
+            if written is None:
+                raise KeyboardInterrupt
+            begin(store, log)
+            monkeypatch.setattr(Recording, "write", write_a_part)
+
+        def write_a_part(recording: Recording, *, synchronise: bool) -> None:
+            recording._unwritten = recording._unwritten[:written]
+            write(recording, synchronise=False)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ServeStore, "_begin_log", killed)
+        with pytest.raises(KeyboardInterrupt):
+            served.serve(tomorrow, synchronise=True)
+    monkeypatch.undo()
+    with Served(state, log, keep_record=30 * DAY) as served:
+        served.serve(tomorrow + 1, synchronise=True)
+        served.learn()
+    assert parts(tmp_path) == ["log-20231114T221325Z", "log-20231114T221326Z"]
+    whole = tmp_path / "whole"
+    whole.write_bytes(b"".join((tmp_path / name).read_bytes() for name in [*parts(tmp_path), "log"]))
+    found = offsets(whole)
+    assert found["ads.clicks"] == [0, 1, 2]
+    assert sorted(set(found["ads.journal"])) == list(range(9))
+    assert main(["replay", str(whole), "--verify"]) == 0, capsys.readouterr().out
 
 
 def test_a_log_that_cannot_be_written_is_a_failure(tmp_path):

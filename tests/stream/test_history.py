@@ -35,7 +35,7 @@ def schedule(gaps: Sequence[int], start: int = START) -> list[Parameters]:
     made_at, versions = start, []
     for number, gap in enumerate(gaps):
         made_at = made_at + gap if made_at or not gap else START
-        versions.append(replace(FIRST, version=number, made_at=made_at))
+        versions.append(replace(FIRST, version=number, made_at=made_at, folds=number))
     return versions
 
 

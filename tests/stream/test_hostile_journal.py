@@ -21,6 +21,7 @@ from tests.stream.scenes import feedback, opened, progress, written
 from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
 from worker.stream import version_records
+from worker.stream.accounts import ROWS, Accounts, Sums
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import (
     MOST,
@@ -262,7 +263,7 @@ def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monke
 def test_an_order_that_would_make_a_version_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Parameters.first(SETTINGS, ARMS)
     now = version_records.largest_size(first.arms, first.model, first.settings)
-    monkeypatch.setattr(version_records.too_large, "__defaults__", (now + 300,))
+    monkeypatch.setattr(version_records.too_large, "__defaults__", (now + 400,))
     many = tuple(ArmEntry(arm=f"n{n}", reward=1.0, active=True) for n in range(5))
     orders = [
         ArmChange(arm="x" * 200, reward=1.0, active=True),
@@ -288,10 +289,12 @@ def test_a_catalogue_that_does_not_fit_is_refused_at_the_start() -> None:
 def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: int, reward: float) -> None:
     encodable = [name for name in names if name.isprintable() or name.encode("utf-8", "ignore").decode() == name]
     arms = tuple(Arm(arm=name, reward=reward, active=False) for name in encodable)
-    parameters = Parameters.first(LearningSettings(dim=dim, standardise=False), arms)
+    sums = Sums(sessions=MOST, ads=np.full((len(ROWS), len(arms)), reward))
+    accounts = Accounts(since=MOST, day=MOST, total=sums, today=sums)
+    parameters = replace(Parameters.first(LearningSettings(dim=dim, standardise=False), arms), accounts=accounts)
     bound = version_records.largest_size(arms, parameters.model, parameters.settings)
     reserved = bound - version_records.RESERVE
-    assert reserved - 1_000 < len(encode_parameters(parameters)) <= reserved + 2_000
+    assert reserved - 1_500 < len(encode_parameters(parameters)) <= reserved + 2_000
 
 
 def test_a_fact_that_raises_costs_itself_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from jsonschema import Draft202012Validator
 from tests.stream.scenes import ADDITIVE
 from worker.cli.schemas import RECORDS, files
 from worker.errors import ParametersError
+from worker.stream.accounts import Accounts, Sums
 from worker.stream.chance import Shares
 from worker.stream.contexts import ARRAYS, ObservedSessions, Standardisation
 from worker.stream.decoding import Limits, Rejected
@@ -35,7 +36,7 @@ from worker.stream.features import Features, FormerFeatures
 from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_records import encode_parameters
+from worker.stream.version_records import StartRecord, encode_parameters
 
 FOLDER = Path(__file__).parents[2] / "schemas"
 NAMES = tuple(RECORDS)
@@ -214,6 +215,9 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
         ties=(0.5,) * 5,
         shares=Shares(1.0, 0.25),
         kernels="numpy 2.4.6",
+        started_from=StartRecord(sha256="a" * 64, trust=0.3),
+        imported=True,
+        accounts=Accounts(total=Sums(sessions=1)),
     )
     tied = json.loads(encode_parameters(additive))
     for made in (pending, tied):

@@ -28,12 +28,13 @@ from tests.stream.scenes import (
 from worker.secret import Secret
 from worker.stream.catalogue import under
 from worker.stream.feedback import MOST_PARKED, make_token
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.serving import Serving, handle_together
 from worker.stream.session import Session
 from worker.stream.settings import Arm
 from worker.stream.topology import Emits, Record, Tally
 from worker.stream.troubles import Troubles
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import Versions
 
 SECRET = Secret(b"a secret of enough bytes")
@@ -117,6 +118,19 @@ def test_sessions_drawn_at_random_carry_their_mode_and_propensity(changes: dict[
     assert (decision["mode"], decision["propensity"]) == (mode, pytest.approx(1 / 3))
     again = decisions(serving(parameters(**changes)).handle([arrival()]))[0]
     assert again == decision
+
+
+def test_a_fixed_order_is_served_from_the_first_session_on() -> None:
+    first = parameters(policy="fixed", warmup=5, order=("shoe", "coat"), repeats=True)
+    assert decode_parameters(encode_parameters(first)).settings == first.settings
+    retired, unknown = replace(ARMS[0], active=False), replace(first.settings, order=("hat", "coat"))
+    for version, excluded, slate in (
+        (first, [], ["shoe", "coat", "cap"]),
+        (first, ["coat"], ["shoe", "cap"]),
+        (replace(first, arms=(retired, *ARMS[1:]), settings=unknown), [], ["coat", "shoe"]),
+    ):
+        (decision,) = decisions(serving(version).handle([arrival(exclude=excluded)]))
+        assert (decision["slate"], decision["mode"], decision["propensity"]) == (slate, "exploit", 1)
 
 
 def test_the_random_share_is_the_share_of_sessions_drawn_at_random() -> None:

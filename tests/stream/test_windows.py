@@ -87,7 +87,8 @@ def time_of(event: Opened | FeedbackFact) -> int:
 
 def plan_of(event: Opened) -> SessionPlan:
     context, exclusions = pack_context(event.context), pack_exclusions(event.exclude)
-    return SessionPlan(event.parameters_version, event.slate, context, exclusions, event.modes.count("explore"))
+    explored = bytes(mode == "explore" for mode in event.modes)
+    return SessionPlan(event.parameters_version, event.slate, context, exclusions, explored if any(explored) else b"")
 
 
 class WindowsOneByOne:

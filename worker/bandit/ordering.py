@@ -15,7 +15,8 @@ A slate is never shorter than it has to be: it has H arms, or all that are eligi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,3 +180,22 @@ def _fill(picks: Ints, eligible: NDArray[np.bool_], *, leaving: bool) -> None:
         spare = np.setdiff1d(np.flatnonzero(eligible[:, row]), chosen)[: picks.shape[1] - len(chosen)]
         whole = np.concatenate([chosen, spare])
         picks[row, : len(whole)] = whole if leaving else np.sort(whole)
+
+
+def fixed_slates(planner: Planner, count: int, order: Sequence[int] = (), masked: Masked | None = None) -> Ints:
+    """Return the first eligible arms of an order for each of `count` sessions, each arm once: (n, H).
+
+    Arms that are not in the order follow by their index.
+    """
+    active, horizon = dict.fromkeys(planner.shown.tolist()), planner.horizon
+    ranked = [arm for arm in dict.fromkeys((*order, *active)) if arm in active]
+    arms = np.full((count, horizon), NO_ARM, dtype=np.intp)
+    arms[:, : len(ranked)] = ranked[:horizon]
+    gone: dict[int, set[int]] = {}
+    if masked is not None:
+        for row, arm in zip(masked.rows.tolist(), planner.shown[masked.columns].tolist(), strict=True):
+            gone.setdefault(row, set()).add(arm)
+    for row, out in gone.items():
+        left = list(islice((arm for arm in ranked if arm not in out), horizon))
+        arms[row] = left + [NO_ARM] * (horizon - len(left))
+    return arms

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import CURVE, Bonus, PaperBonus, Spread, bonus_named
-from worker.bandit.ordering import greedy_slates, optimistic_slates
+from worker.bandit.ordering import fixed_slates, greedy_slates, optimistic_slates
 from worker.bandit.planning import Masked, Optimism, Planner
 from worker.errors import InputError
 
@@ -56,6 +56,7 @@ class Exploration:
     budget: int | None = None
     thresholds: tuple[float, ...] | None = None
     ties: tuple[float, ...] | None = None
+    order: tuple[int, ...] = ()
 
 
 class Unplanned(NamedTuple):
@@ -88,6 +89,8 @@ class Policy(ABC):
     has_bonus: ClassVar[tuple[bool, bool]] = (False, False)
     #: Whether only some sessions explore, by budget or thresholds.
     is_selective: ClassVar[bool] = False
+    #: Whether its slates depend on what is learned.
+    uses_model: ClassVar[bool] = True
 
     @property
     def needs_chance(self) -> bool:
@@ -296,6 +299,7 @@ class Random(Policy):
 
     name: ClassVar[str] = "random"
     draws: ClassVar[bool] = True
+    uses_model: ClassVar[bool] = False
 
     def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
         return random_slates(planner, len(sessions.contexts), sessions.chance[:, :, 1], sessions.masked)
@@ -359,6 +363,28 @@ def _epsilon_without_repeats(
     return Slates(arms=arms, explored=explored, propensities=propensities)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed(Policy):
+    """The same order of arms for everybody: its first eligible arms, each once. It never explores.
+
+    `order` has indices of arms; the others follow by their index.
+
+    >>> from worker.bandit.additive import AdditiveModel
+    >>> planner = Planner(AdditiveModel.prior(dim=1, arms=4, ridge=1.0), [1.0] * 4, horizon=3)
+    >>> Fixed(order=(2,)).slates(planner, np.zeros((2, 1)), planner.masked([[], [0]])).arms
+    array([[2, 0, 1],
+           [2, 1, 3]])
+    """
+
+    name: ClassVar[str] = "fixed"
+    uses_model: ClassVar[bool] = False
+
+    order: tuple[int, ...] = ()
+
+    def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
+        return Slates.certain(fixed_slates(planner, len(sessions.contexts), self.order, sessions.masked), False)
+
+
 # ── the warm-up of an experiment ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -400,7 +426,7 @@ class RoundRobin(Policy):
 
 
 POLICIES: Mapping[str, type[Policy]] = {
-    policy.name: policy for policy in (Ucbbp, Aucbbp, Greedy, EpsilonGreedy, MyopicUcb, Random)
+    policy.name: policy for policy in (Ucbbp, Aucbbp, Greedy, EpsilonGreedy, MyopicUcb, Random, Fixed)
 }
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from msgspec import to_builtins
 
 from worker.cli.options.catalog import check_id, features_of_pairs, read_arms
@@ -15,7 +16,8 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, number, pair
 from worker.cli.options.target import YES, LearnerControl, action, confirm, control, in_force, version_facts
 from worker.console import table, write_result
 from worker.errors import InputError
-from worker.stream.catalogue import catalogue_difference, describe_changes, entry_of
+from worker.stream.ad_figures import all_figures
+from worker.stream.catalogue import catalogue_difference, describe_changes
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
 from worker.stream.features import Feature
 from worker.stream.parameters import Parameters
@@ -28,38 +30,44 @@ FEATURE = Option(
 )
 FILE = Option("file", "ads as they should be: JSON, CSV or TOML with arm, reward and features", positional=True)
 DRY_RUN = Option("dry-run", "preview of the changes, without publishing them", flag=True, default=False)
+TODAY = Option("today", "figures of the current day, UTC, in the table", flag=True, default=False)
 
 #: Changes that are shown one by one.
 SHOWN = 200
+#: The figures of the table, with their formats.
+FIGURES = {
+    **dict.fromkeys(("displays", "clicks"), ",.0f"),
+    "click_rate": ".2%",
+    **dict.fromkeys(("revenue", "revenue_per_thousand"), ",.2f"),
+    **dict.fromkeys(("answer_rate", "explored_share"), ".0%"),
+}
 
 
 def listing(options: argparse.Namespace) -> None:
-    """Show all arms, with the share of users who go on after them, and features."""
+    """Show the figures of all ads, those with the highest revenue first, and why an ad does badly.
+
+    They are of the windows closed so far: since the start, or with --today of the current day, UTC.
+    """
     newest = control(options).history()[-1]
     features = newest.settings.features
     names = [] if features is None else [feature.name for feature in features.ads]
-    rates = [] if newest.rates is None else newest.rates.arms.tolist()
-    displays = [] if newest.answers is None else newest.answers.displayed.sum(axis=0).tolist()
-    lowest = _lowest(newest)
-    arms, rows = [], []
-    for index, arm in enumerate(newest.arms):
-        document, row = _document(entry_of(arm)), [arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired"]
-        if rates:
-            document |= {"answer_rate": rates[index], "displays": displays[index]}
-            row += [f"{rates[index]:.1%}{' (lowest)' if index == lowest else ''}", f"{displays[index]:,.0f}"]
-        arms.append(document)
-        rows.append([*row, *_shown(arm, names)])
-    answered = ["go on", "without a click"] if rates else []
-    shown = table(["arm", "reward", "state", *answered, *names], rows)
-    write_result(options.json, {"version": newest.version, "arms": arms}, shown)
+    document, of = all_figures(newest), "today" if options.today else "total"
+    rows = []
+    for ad in sorted(document["arms"], key=lambda ad: -ad[of]["revenue"]):
+        figures = ["–" if ad[of][name] is None else format(ad[of][name], form) for name, form in FIGURES.items()]
+        arm = [ad["arm"], f"{ad['reward']:g}", "active" if ad["active"] else "retired"]
+        rows.append([*arm, *figures, ad["note"] or "", *_shown(ad.get("features", {}), names)])
+    header = ["arm", "reward", "state", *(name.replace("_", " ") for name in FIGURES), "note", *names]
+    write_result(options.json, document, f"{_period(document)}\n{table(header, rows)}")
 
 
-def _lowest(newest: Parameters) -> int | None:
-    """Return the active ad after which fewest users go on; None if there is no such difference."""
-    if newest.rates is None:
-        return None
-    rates = {index: float(newest.rates.arms[index]) for index, arm in enumerate(newest.arms) if arm.active}
-    return min(rates, key=rates.__getitem__) if len(set(rates.values())) > 1 else None
+def _period(document: dict[str, Any]) -> str:
+    """Return the time that the figures are of, as a line."""
+    if not document["sessions"]:
+        return "no window with sessions is closed yet"
+    since, until = (str(np.datetime64(document[name], "ms"))[:16].replace("T", " ") for name in ("since", "until"))
+    today = f"{document['sessions_today']:,} of them on {document['day']}"
+    return f"since {since}, until {until} (UTC): {document['sessions']:,} sessions, {today}"
 
 
 def _document(entry: ArmEntry) -> dict[str, Any]:
@@ -67,8 +75,7 @@ def _document(entry: ArmEntry) -> dict[str, Any]:
     return {name: value for name, value in to_builtins(entry).items() if value is not None}
 
 
-def _shown(arm: Arm, names: Sequence[str]) -> list[str]:
-    given = dict(arm.features)
+def _shown(given: Mapping[str, float | str], names: Sequence[str]) -> list[str]:
     return [f"{value:g}" if isinstance(value := given.get(name, ""), float) else value for name in names]
 
 
@@ -175,7 +182,7 @@ COMMAND = CommandSpec(
         "adcascade arms sync arms.csv --broker kafka:9092 --dry-run",
     ),
     actions=(
-        _action("list", listing, "", JSON),
+        _action("list", listing, "", TODAY, JSON),
         _action("add", add, "winter-coat --reward 1.20", ARM, REWARD, FEATURE, JSON),
         _action("price", price, "winter-coat --reward 0.90", ARM, REWARD, JSON),
         _action("retire", retire, "winter-coat", ARM, JSON),

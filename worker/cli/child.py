@@ -20,7 +20,7 @@ def _learn_on_kafka(arguments: Sequence[str]) -> None:
     from worker.kafka.learner import run_learner
 
     checked = read(resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments)))
-    run_learner(checked.connection, checked.topics, learning=checked.learning, dim=checked.dim, arms=checked.arms)
+    run_learner(checked)
 
 
 def _learn_in_a_folder(arguments: Sequence[str]) -> None:

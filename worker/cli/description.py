@@ -63,6 +63,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
     return {
         **{name: getattr(parameters, name) for name in FACTS},
         "learn_shares": parameters.shares._asdict(),
+        "started_from": None if (start := parameters.started_from) is None else asdict(start),
         "parameter_norm": model.norm,
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
@@ -95,11 +96,13 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
     settings, effects, rates = details["settings"], details["position_effects"], details["position_answer_rates"]
     span = str(kept[0]) if len(kept) == 1 else f"{kept[0]} to {kept[-1]}"
     model = settings["model"] if settings["intercept"] else f"{settings['model']} without an intercept"
+    start = parameters.started_from
     going_on = "all (not learned)" if rates is None else f"by position × {_listed(rates)}"
     arms = [{**arm, "state": "yes" if arm["active"] else "retired"} for arm in details["arms"]]
     lines = [
         f"version {details['version']}  {details['sha256'][:16]}…  {'frozen' if details['frozen'] else 'learning'}",
         f"  {details['folds']} folds, {details['observations']} observations; the workers keep {span}",
+        *([f"  started from a history: sha256 {start.sha256[:16]}…, trust {start.trust:g}"] if start else []),
         f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
         f"  model {model}; ‖θ‖ {details['parameter_norm']:.4g}; contexts {_contexts(parameters)}",
         *_features(details["features"]),

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from worker.bandit.policies import EpsilonGreedy, policy_named
+from worker.bandit.policies import EpsilonGreedy, Fixed, policy_named
 from worker.cli.options.brokers import PREFIX
-from worker.cli.options.learning import setting
+from worker.cli.options.learning import check_fixed, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number
 from worker.cli.options.target import read_version
 from worker.console import listing, note, progress, table, write_result
@@ -19,12 +19,13 @@ from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
+from worker.stream.features import listed
 from worker.stream.topology import Topics
 
 #: Settings of the target.
 CHANGES: Final = tuple(
     setting(name, default=None, help=f"{setting(name).help} (default: as served)")
-    for name in ("policy", "bonus", "beta", "spread", "epsilon", "estimator", "horizon")
+    for name in ("policy", "order", "bonus", "beta", "spread", "epsilon", "estimator", "horizon")
 )
 
 OPTIONS = (
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
 def _change(options: argparse.Namespace) -> Change:
     given = {option.attribute: getattr(options, option.attribute) for option in CHANGES}
     settings = {name: value for name, value in given.items() if value is not None}
+    check_fixed(options)
     if options.epsilon is not None and options.policy not in (None, EpsilonGreedy.name):
         raise InputError("--epsilon is for --policy epsilon-greedy only")
     if options.parameters is None:
@@ -177,9 +179,13 @@ def _title(evaluation: Evaluation) -> str:
     explored = f", ε = {target.epsilon:g}" if policy is EpsilonGreedy else ""
     if policy.has_bonus[0]:
         explored = f", {target.bonus} bonus, β = {target.beta}"
+    if policy is Fixed:
+        explored = f", {listed(target.order, 5)} first" if target.order else ", the order of the catalogue"
+    estimator, origin = f", {target.estimator} estimator", f"; its estimates: {evaluation.origin}"
+    if not policy.uses_model:
+        estimator = origin = ""
     return (
-        f"{target.policy}{explored}, {target.estimator} estimator, up to {target.horizon} displays; "
-        f"its estimates: {evaluation.origin}\n"
+        f"{target.policy}{explored}{estimator}, up to {target.horizon} displays{origin}\n"
         f"{evaluation.served.sessions} sessions evaluated, {evaluation.versions} versions; in the log, "
         f"{evaluation.drawn} sessions were drawn uniformly, {evaluation.warmup} came in the warm-up"
     )
@@ -221,6 +227,9 @@ intervals is the session. The click models are of the kind that serves, fitted o
 the rates by ad and position at which users who do not click go on. The interval of direct assumes that
 their form is right; the second table checks that on the sessions drawn uniformly.
 "against served" is the difference to the revenue of the same sessions as they were served.
+In an imported log, sessions are left to chance if their first propensity is below 1. Without such
+sessions, weights have an answer for the order that every session shows, and direct for targets whose
+ads were seen at the same positions; policies other than fixed and random need --parameters.
 Exit 1 if no estimator has an answer, or if one of --method has none."""
 
 COMMAND = CommandSpec(
@@ -229,6 +238,7 @@ COMMAND = CommandSpec(
     examples=(
         "adcascade evaluate demo.jsonl.gz --policy greedy",
         "adcascade evaluate demo.jsonl.gz --policy ucbbp --beta 0.5 --json -",
+        "adcascade evaluate history.gz --policy fixed --order shoes,hats",
         "adcascade evaluate demo.jsonl.gz --estimator newton --method dr",
         "adcascade evaluate demo.jsonl.gz --parameters version-12.json --confidence 0.9",
     ),

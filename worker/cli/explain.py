@@ -235,6 +235,8 @@ def reason(position: Position) -> str:
             f"{surest.arm} is expected to earn more ({surest.q:.4g} against {chosen.q:.4g}), but {chosen.arm} may well "
             f"be better than it looks (bonus {chosen.bonus:.4g} against {surest.bonus:.4g}); {later}"
         )
+    if chosen.q < 0.999 * surest.q:  # a fixed order does not choose by scores
+        return f"{chosen.arm} is next in the order, {chosen.q:.4g} ({surest.arm}: {surest.q:.4g}); {later}"
     return f"{chosen.arm} and {surest.arm} are as good as equal ({chosen.q:.7g}, {surest.q:.7g}); {later}"
 
 

@@ -103,7 +103,7 @@ def summary(output: str, report: ImportReport) -> str:
         bad = [{"reason": reason} | defect for reason, defect in report.bad.items()]
         columns = {"rows": "{rows}", "such as": "{example}", "reason": "{reason}{detail}"}
         lines += [f"  left out: {report.sessions_left_out:,} sessions", "", listing(columns, bad)]
-    return "\n".join([*lines, "", f"next: adcascade replay {output} --relearn --output learned.json"])
+    return "\n".join([*lines, "", f"next: adcascade serve --start-from {output}, with --config and --catalog as here"])
 
 
 COMMAND = CommandSpec(

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, context_dim, declared_ads
+from worker.cli.options.learning import LEARNING, check_fixed, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.times import time_span
 from worker.console import check_writable, note, progress, table, write_file, write_result
@@ -91,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
     given = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}
     given["dim"] = context_dim(options)
+    check_fixed(options)
     return {name: value for name, value in given.items() if value is not None}
 
 

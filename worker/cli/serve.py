@@ -10,12 +10,15 @@ from worker.cli.options.catalog import CATALOG
 from worker.cli.options.http import HTTP, http_settings
 from worker.cli.options.learning import LEARNING, LIMITS
 from worker.cli.options.parser import CommandSpec, Option
-from worker.cli.options.times import seconds_option
+from worker.cli.options.starting import STARTING
+from worker.cli.options.times import seconds_option, time_option
 from worker.cli.worker import CLOCK, PROCESS, process_settings
 from worker.console import check_writable
 from worker.errors import InputError
 from worker.runtime.clock import clock_of
 from worker.serve.settings import ServeSettings
+
+DAY = 86_400_000
 
 OPERATION = (
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),
@@ -27,6 +30,12 @@ OPERATION = (
     ),
     Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
+    ),
+    time_option("keep", "time that the folder keeps sessions and versions for reports", 7 * DAY, most=7 * DAY),
+    time_option(
+        "keep-record",
+        "time that parts of the log are kept, FILE-<beginning>, one a day; 0: one file, which grows",
+        30 * DAY,
     ),
     seconds_option("progress-interval", "time between two progress records", 1, least=10, most=60_000),
     *PROCESS,
@@ -64,9 +73,10 @@ COMMAND = CommandSpec(
     summary="Serve over HTTP on this machine, without Kafka: durable in a state folder, learning in a second process.",
     examples=(
         "adcascade serve --dim 16 --catalog arms.csv",
+        "adcascade serve --catalog ads.csv --config serve.toml --start-from history.gz     # a log, or a version",
         "adcascade serve --dim 16 --catalog arms.csv --state /var/lib/adcascade --port 8080 --record served.log",
         "adcascade serve --state /var/lib/adcascade --host 0.0.0.0 --api-keys keys.txt --max-sessions-per-key 60000",
     ),
-    options=(*HTTP, CATALOG, *LEARNING, *LIMITS, *OPERATION),
+    options=(*HTTP, CATALOG, *STARTING, *LEARNING, *LIMITS, *OPERATION),
     run=run,
 )

@@ -11,15 +11,16 @@ from typing import Any
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, limits
+from worker.cli.options.learning import LEARNING, LIMITS, check_fixed, context_dim, declared_ads, limits
 from worker.cli.options.parser import CommandSpec, Option, Settings, count, filled, port
+from worker.cli.options.starting import STARTING, start_of
 from worker.cli.options.times import seconds_option
 from worker.errors import InputError
 from worker.kafka.settings import WorkerSettings
 from worker.runtime.child import command
 from worker.secret import Secret
 from worker.stream.feedback import token_secret
-from worker.stream.settings import LearningSettings
+from worker.stream.settings import LearningSettings, check_order
 
 #: For tests: a file with the time, in place of the machine's clock (see `clock_of`).
 CLOCK = "ADCASCADE_TEST_CLOCK"
@@ -79,15 +80,19 @@ def process_settings(
     """Return the settings of `worker` or `serve` and of its learner process, some its `own`; start the log."""
     signing = secret(options, "token-secret")
     dim = context_dim(options)
+    check_fixed(options)
+    arms = read_arms(options.catalog, declared=declared_ads(options))
+    check_order(options.order, arms)
     settings = filled(
         kind,
         options,
         learner=command("worker.cli.child", name, *getattr(options, "arguments", ())),
         learning=filled(LearningSettings, options, dim=dim or 1),
         dim=dim,
-        arms=read_arms(options.catalog, declared=declared_ads(options)),
+        arms=arms,
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
+        start=start_of(options),
         **own,
     )
     hidden = [*secrets, signing.reveal().decode() if signing is not None else ""]
@@ -123,7 +128,8 @@ COMMAND = CommandSpec(
         "ADCASCADE_SASL_PASSWORD_FILE=/run/secrets/kafka adcascade worker --broker kafka:9093 --tls-ca ca.pem "
         "--sasl-username ads",
         "adcascade worker --config worker.toml",
+        "adcascade worker --config worker.toml --start-from learned.json     # of `adcascade replay --relearn`",
     ),
-    options=(*CONNECTION, CATALOG, *LEARNING, *LIMITS, *OPERATION),
+    options=(*CONNECTION, CATALOG, *STARTING, *LEARNING, *LIMITS, *OPERATION),
     run=run,
 )

@@ -51,7 +51,8 @@ class Embedded:
     """Runs the topology in this process; a `state` folder keeps everything across restarts.
 
     Arrivals and clicks have `partitions` partitions; the result does not depend on their number. Sessions beyond
-    `max_open_sessions` are answered without being remembered; by default there is no bound.
+    `max_open_sessions` are answered without being remembered; by default there is no bound. `first` is version 0 where
+    that starts from a history (`worker.stream.starting`).
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Embedded:
         observers: Sequence[Observer] = (),
         tap: Tap | None = None,
         max_open_sessions: int | None = None,
+        first: Parameters | None = None,
     ) -> None:
         if partitions < 1:
             raise InputError(f"there must be at least one partition, not {partitions}")
@@ -77,7 +79,7 @@ class Embedded:
         self._observers = observers
         self._inboxes: list[list[Record]] = [[] for _ in range(partitions)]
         history = [decode_parameters(value) for value in state.parameters()] if state else []
-        self.learner = Learner(settings, arms, history)
+        self.learner = Learner(settings, arms, history, first=first)
         self.versions = Versions(history[0] if history else self.learner.current)
         for parameters in history[1:]:
             self.versions.learn(parameters)

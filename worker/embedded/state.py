@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from worker.errors import FailedError, InputError
 from worker.stream.events import Tag
-from worker.stream.history import KeptVersion, changes, first_time, tag_slot
+from worker.stream.history import HOUR, KeptVersion, changes, first_time, tag_slot
 from worker.stream.parameters import Parameters
 
 _SCHEMA: Final = """
@@ -34,6 +34,10 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
 FORMAT: Final = b"2"
 FILE: Final = "state.sqlite3"
+#: Names of marks: where the journal begins that the first version of an hour needs, which the history has for a week.
+_MARK: Final = "mark/"
+#: Records of the journal that a version deletes, besides twice as many as were appended: answers wait meanwhile.
+DELETED_AT_ONCE: Final = 1_000
 #: Pages of the write-ahead log after which a commit moves them to the database, if the learner has not done so before.
 CHECKPOINT: Final = 4_000
 
@@ -133,11 +137,14 @@ class StateFolder(StateView):
     """Opens or creates a state folder and locks it; a context manager.
 
     Nothing is on disk before `commit`. What is committed survives the process; with `durable`, a failure of power too,
-    without it from the next checkpoint on.
+    without it from the next checkpoint on. The journal of the last `keep` milliseconds stays, from the hour before on,
+    so that all versions of that time can be made again from one that the history has.
     """
 
-    def __init__(self, path: str | Path, *, create: bool = True, durable: bool = False) -> None:
+    def __init__(self, path: str | Path, *, create: bool = True, durable: bool = False, keep: int = 0) -> None:
         self.path = Path(path)
+        self._keep = keep
+        self._appended = 0
         self.durable = durable
         if not create and not (self.path / FILE).exists():
             raise InputError(f"{self.path} holds no state; `adcascade demo --state {self.path}` creates one")
@@ -171,15 +178,31 @@ class StateFolder(StateView):
     def append_journal(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Append records at their offsets."""
         self._db.executemany("INSERT INTO journal VALUES (?, ?)", records)
+        self._appended += len(records)
 
     def put_parameters(self, parameters: Parameters, value: bytes, *, kept: int) -> None:
-        """Keep a version; drop those older than the last `kept`, and the part of the journal that it needs no more."""
+        """Keep a version; drop those older than the last `kept`, and the part of the journal that is not kept."""
         row = (parameters.version, parameters.made_at, value)
         self._db.execute("INSERT OR REPLACE INTO parameters VALUES (?, ?, ?)", row)
         self._db.execute("DELETE FROM parameters WHERE version <= ?", (parameters.version - kept,))
-        self._db.execute(
-            "DELETE FROM journal WHERE offset < min(?, (SELECT max(offset) FROM journal))", (parameters.resume_offset,)
-        )
+        first, end = self.journal_bounds()
+        most = first + 2 * self._appended + DELETED_AT_ONCE
+        self._db.execute("DELETE FROM journal WHERE offset < ?", (min(self._needed(parameters), most, end - 1),))
+        self._appended = 0
+
+    def _needed(self, parameters: Parameters) -> int:
+        """Return the first offset of the journal to keep, now that there is a version."""
+        if not self._keep:
+            return parameters.resume_offset
+        hour = max(parameters.progress.values(), default=0) // HOUR
+        mark = (f"{_MARK}{hour:012}", b"%d" % parameters.resume_offset)
+        self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", mark)
+        # The first version of an hour may be later than the time that is asked for, that of the hour before is not.
+        since = f"{_MARK}{max(0, hour - self._keep // HOUR - 1):012}"
+        oldest = "SELECT max(name) FROM meta WHERE name BETWEEN ? AND ?"
+        self._db.execute(f"DELETE FROM meta WHERE name >= ? AND name < ({oldest})", (_MARK, _MARK, since))
+        marks = "SELECT value FROM meta WHERE name >= ? ORDER BY name LIMIT 1"
+        return min(int(self._db.execute(marks, (_MARK,)).fetchone()[0]), parameters.resume_offset)
 
     def append_log(self, lines: bytes) -> None:
         """Keep lines that are about to be written to the log."""

@@ -324,9 +324,19 @@ def _required(fit: CrossFit | None) -> CrossFit:
 
 
 def _check_seen(sessions: Sessions) -> None:
-    """Refuse arms that no session has seen: the model has nothing but its prior for them."""
-    known = np.bincount(sessions.slates[sessions.shown], minlength=sessions.prices.shape[1]) > 0
+    """Refuse arms that no session has seen: the model has nothing but its prior for them.
+
+    In an imported log, an arm may have been at one position only, and nothing tells arm and position apart: there no
+    session has seen an arm unless at the position where the target shows it.
+    """
     wanted = sessions.target_slates[:, :, : sessions.depth]
-    unknown = ~known[wanted] & (wanted != NO_ARM)
+    known = np.zeros((sessions.horizon, sessions.prices.shape[1]), dtype=bool)
+    rows, positions = np.nonzero(sessions.shown)
+    known[positions, sessions.slates[rows, positions]] = True
+    where = " at that position" if sessions.imported.any() else ""
+    known |= known.any(axis=0) & (not where)
+    unknown = ~known[np.arange(sessions.depth), wanted] & (wanted != NO_ARM)
     if unknown.mean() > MOST_UNSEEN:
-        raise Unsupported(f"{unknown.mean():.0%} of the target's displays are arms that no session of the log has seen")
+        raise Unsupported(
+            f"{unknown.mean():.0%} of the target's displays are arms that no session of the log has seen{where}"
+        )

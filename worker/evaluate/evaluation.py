@@ -5,7 +5,8 @@ The sessions of each estimator:
 - `direct` uses all sessions after the warm-up.
 - `ips`, `snips` and `dr` use those of them whose slates were left to chance: served under a `random_share` above 0 (all
   of these, not only those drawn, see `worker.evaluate.support`), or by a policy that draws. If the target is the policy
-  that served, they use every session. If there are none, they use the sessions of the warm-up.
+  that served, they use every session. If there are none, they use the sessions of the warm-up. Of an imported log, see
+  `worker.evaluate.imported`.
 - `replay` uses those of them that were drawn uniformly.
 
 In the warm-up every policy has poor estimates, so its sessions are a last resort. For given parameters, they are as
@@ -20,20 +21,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from worker.bandit.click_model import ClickModel
+from worker.bandit.policies import policy_named
 from worker.errors import FailedError, InputError
 from worker.evaluate.calibration import ModelCheck, check_model
 from worker.evaluate.estimators import METHODS, Estimate, MatchingReplay, OffPolicyEstimator
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.logged import CONTRADICTS, LoggedSessions
 from worker.evaluate.model import CrossFit, cross_fit
-from worker.evaluate.planning import assemble
+from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported, sufficient
 from worker.evaluate.targets import Change, find_estimates
 from worker.logs.findings import Findings, Stage, silent
-from worker.logs.ordered import read_log
+from worker.logs.format import LogReader
+from worker.logs.ordered import OrderedLog, read_log
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings
+from worker.stream.settings import LearningSettings, check_order
 from worker.stream.topology import Topics
 
 
@@ -98,17 +101,11 @@ def evaluate_log(
         if not logged.by_version:
             reasons = ", ".join(f"{count} {reason}" for reason, count in logged.left_out.items())
             raise FailedError(f"{reader.name}: no session can be used ({reasons or 'there is none'})")
+        target = _target(log, logged, change)
         with stage("planning", None):
             estimates, origin = find_estimates(log, change)
             assembled = assemble(logged.by_version, log.versions, estimates, change.settings, seed=seed)
-        newest = change.parameters or log.versions.read(max(log.versions.known))
-    notes = []
-    if reader.bad:
-        notes.append(f"{reader.bad} bad lines skipped; the first: {reader.first_bad}")
-    if findings.count:
-        notes.append(f"{findings.count} records contradict others or are damaged (see adcascade replay)")
-    if logged.share < 1:
-        notes.append(f"the log has a share of the sessions only: evaluated on {logged.share:.1%} of every kind")
+    notes = _flaws(reader, findings, logged)
     if assembled.contradicting:
         logged.left_out[CONTRADICTS] = assembled.contradicting
     everything, given = assembled.sessions, change.parameters
@@ -121,7 +118,7 @@ def evaluate_log(
         fit = _fit(everything, assembled.prior, seed)
     check = check_model(everything, fit, confidence=confidence) if isinstance(fit, CrossFit) else None
     return Evaluation(
-        target=replace(newest.settings, **change.settings),
+        target=target,
         origin=origin,
         confidence=confidence,
         served=_served(everything.part(scope), confidence),
@@ -130,7 +127,7 @@ def evaluate_log(
         warmup=int(assembled.warmup.sum()),
         versions=len(logged.by_version),
         left_out=logged.left_out,
-        estimates=[_estimate(METHODS[m], everything, scope, weighable, fit, confidence) for m in methods],
+        estimates=[_estimate(METHODS[m], assembled, scope, weighable, fit, confidence) for m in methods],
         model=assembled.prior.name,
         model_clicks=(fit.clicks, float(fit.chances[everything.shown].sum())) if isinstance(fit, CrossFit) else None,
         check=check,
@@ -140,16 +137,18 @@ def evaluate_log(
 
 def _estimate(
     estimator: OffPolicyEstimator,
-    everything: Sessions,
+    assembled: Assembled,
     scope: Bools,
     weighable: Bools,
     fit: CrossFit | Unsupported | None,
     confidence: float,
 ) -> Estimate:
     """Apply an estimator to the sessions that it can use, or return why it has no answer."""
-    rows = weighable if estimator.needs_chance else scope
+    everything, rows = assembled.sessions, weighable if estimator.needs_chance else scope
     used = everything.part(rows)
     try:
+        if estimator.needs_chance and assembled.unsupported and not rows.any():
+            raise Unsupported(assembled.unsupported)
         if estimator.needs_model and isinstance(fit, Unsupported):
             raise fit
         models = fit.part(rows) if isinstance(fit, CrossFit) else None
@@ -162,6 +161,30 @@ def _estimate(
                 f"; {sufficient(everything.part(scope), first_position=estimator.needs_model, drawn_only=drawn_only)}"
             )
         return Estimate(method=estimator.name, sessions=estimator.usable(used), refused=f"{reason}{advice}")
+
+
+def _target(log: OrderedLog, logged: LoggedSessions, change: Change) -> LearningSettings:
+    """Return the settings of the target; raise `InputError` if it needs estimates and the sessions are imported."""
+    newest, name = change.parameters or log.versions.read(max(log.versions.known)), log.reader.name
+    check_order(change.settings.get("order", ()), newest.arms)
+    target = replace(newest.settings, **change.settings)
+    imported = any(session.mode == "imported" for session in logged.by_version.get(0, ()))
+    if imported and change.parameters is None and policy_named(target.policy).uses_model:
+        raise InputError(
+            f"{name}: an imported log has no estimates for the policy {target.policy}: give --policy fixed or random, "
+            f"or --parameters FILE, which adcascade replay {name} --relearn --output FILE writes"
+        )
+    return target
+
+
+def _flaws(reader: LogReader, findings: Findings, logged: LoggedSessions) -> list[str]:
+    """Return what is wrong with the log, or not in it."""
+    texts = {
+        f"{reader.bad} bad lines skipped; the first: {reader.first_bad}": reader.bad,
+        f"{findings.count} records contradict others or are damaged (see adcascade replay)": findings.count,
+        f"the log has a share of the sessions only: evaluated on {logged.share:.1%} of every kind": logged.share < 1,
+    }
+    return [text for text, applies in texts.items() if applies]
 
 
 def _fit(sessions: Sessions, prior: ClickModel, seed: int) -> CrossFit | Unsupported:

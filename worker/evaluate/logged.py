@@ -6,7 +6,7 @@ Rules that hold in this file:
   opened by its first decision, with the context of its arrival, and the feedback of the clicks counts. Feedback counts
   by the same join as for the learner.
 - Only complete sessions count: their timeout is over before the last record of the log. This depends on the arrival
-  time and not on the answers, so it does not bias the estimates.
+  time and not on the answers, so it does not bias the estimates. Imported sessions are complete.
 - Where a share of the sessions is journaled (`worker.stream.chance`), the others count by their decisions, if the log
   has these with the arrivals. Else sessions are left out until all kinds have the same share: those whose number is
   not below the lowest share. So no estimator needs weights for it.
@@ -35,14 +35,14 @@ NO_SLATE: Final = "slate not in the log"
 UNCERTAIN: Final = "uncertain which slate was shown"
 CONTRADICTS: Final = "contradicts its version"
 FALLBACK: Final = "served by the fallback"
-IMPORTED: Final = "imported, of a policy that is not known"
 BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
 
 class LoggedSession(NamedTuple):
-    """A complete session with its packed context; `propensity` is that of its first decision, nan if the log lacks it.
+    """A complete session with its packed context.
 
-    `version`, `slate`, `mode` and `exclude` are those of its opening.
+    `propensities` are those of the first decision or, if the session is imported, of all displays; nan if the log lacks
+    them. `version`, `slate`, `mode` and `exclude` are those of its opening.
     """
 
     session_id: str
@@ -52,7 +52,7 @@ class LoggedSession(NamedTuple):
     mode: Mode
     context: bytes
     exclude: tuple[str, ...]
-    propensity: float
+    propensities: tuple[float, ...]
     answered: int
     clicked: bool
 
@@ -105,7 +105,7 @@ class LoggedSessions:
                 mode=opened.modes[0] if opened.modes else "none",
                 context=pack_context(opened.context),
                 exclude=opened.exclude,
-                propensity=nan if decision is None or decision.propensity is None else decision.propensity,
+                propensities=_propensities(trace, opened),
                 answered=shown,
                 clicked=clicked,
             )
@@ -129,9 +129,14 @@ class LoggedSessions:
         opened = openings[0]
         if opened.modes[:1] == ("fallback",):
             return FALLBACK
-        if opened.modes[:1] == ("imported",):
-            return IMPORTED
         known = self._known.get(opened.parameters_version)
         if known is None or len(opened.context) != known.settings.dim:
             return NO_VERSION
-        return OPEN if trace.arrived_at + known.settings.session_timeout > latest else None
+        is_over = opened.modes[:1] == ("imported",) or trace.arrived_at + known.settings.session_timeout <= latest
+        return None if is_over else OPEN
+
+
+def _propensities(trace: SessionTrace, opened: Opened) -> tuple[float, ...]:
+    known = {decision.position: decision.propensity for _, decision in trace.decisions}
+    positions = range(1, max(2, len(opened.slate) + 1 if opened.modes[:1] == ("imported",) else 0))
+    return tuple(nan if (propensity := known.get(position)) is None else propensity for position in positions)

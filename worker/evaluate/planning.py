@@ -2,6 +2,7 @@
 
 The code that serves plans both slates, from the versions in the log. A session is left out if the log contradicts its
 version: its slate must be possible, and the propensity of its first decision, if recorded, must be that of the version.
+The version that an imported session names did not serve it, and cannot be contradicted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.click_model import ClickModel
 from worker.bandit.policies import EpsilonGreedy, Greedy, Random, policy_named
 from worker.errors import InputError
+from worker.evaluate.imported import weigh_imported
 from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.targets import Estimates, planned_by
@@ -38,6 +40,7 @@ class Assembled:
     """All sessions, planned for the target.
 
     supported : (n,), whether the rule that served a session supports the target
+    unsupported : why no imported session supports it, if that is so
     warmup : (n,), whether the session came in the warm-up
     contradicting : number of sessions left out because they contradict their version
     prior : the click model that serves, before any data
@@ -45,6 +48,7 @@ class Assembled:
 
     sessions: Sessions
     supported: Bools
+    unsupported: str | None
     warmup: Bools
     contradicting: int
     prior: ClickModel
@@ -62,14 +66,13 @@ def assemble(
     served_by = {number: versions.read(number) for number in sorted(logged)}
     everything = [session for number in served_by for session in logged[number]]
     widest, periods = _arms(served_by)
-    sessions = _recorded(everything, served_by, widest, periods)
-    count = len(sessions)
-    warmup, same, horizon = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool), 0
+    sessions, horizon = _recorded(everything, served_by, widest, periods), 0
+    warmup, same = np.zeros((2, len(sessions)), dtype=bool)
     drawn: list[tuple[Ints, Ints]] = []
     for served, target, rows in _groups(everything, served_by, estimates, settings):
         group = [everything[row] for row in rows.tolist()]
         alone = _under(served, warmup=0, random_share=0.0)
-        warmup[rows] = served.folds < served.settings.warmup
+        warmup[rows] = served.is_warming_up
         whole = warmup[rows[0]] or policy_named(served.settings.policy) is Random
         sessions.served.uniform[rows] = 1.0 if whole else served.settings.random_share
         same[rows] = alone.settings == target.settings and alone.model is target.model
@@ -84,6 +87,8 @@ def assemble(
         if epsilon:  # draws of the target, independent of those that served the sessions
             drawing = [_under(target, salt=f"evaluate {seed} {number}") for number in range(DRAWS)]
             drawn.append((rows, np.stack([_slates(version, group, widest.indices) for version in drawing])))
+    for array in (warmup, same, sessions.served.uniform, sessions.served.epsilon):
+        array[sessions.imported] = 0  # the version that they name did not serve them
     # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
     certain = ~sessions.drawn & (sessions.served.epsilon == 0)
     sessions.served.best[certain] = sessions.slates[certain]
@@ -92,12 +97,14 @@ def assemble(
     for rows, slates in drawn:
         target_slates[:, rows, : slates.shape[2]] = slates
     fits = _fits(sessions, everything)
+    sessions, weighed, unsupported = weigh_imported(sessions, everything, horizon=horizon)
     if not fits.any():
         raise InputError("every session of the log contradicts the version that served it")
     contexts = _common_scale(sessions.contexts, served_by)
     return Assembled(
         sessions=replace(sessions, contexts=contexts, target_slates=target_slates).part(fits).cut(horizon),
-        supported=(sessions.served.explores | same)[fits],
+        supported=(sessions.served.explores | same | weighed)[fits],
+        unsupported=unsupported,
         warmup=warmup[fits],
         contradicting=int((~fits).sum()),
         prior=_prior(widest, served_by[max(served_by)].settings, target.settings, contexts[fits]),
@@ -161,6 +168,8 @@ def _recorded(
         target=target,
         target_slates=target.best[None],
         drawn=np.array([one.mode in ("warmup", "random") for one in logged]),
+        imported=np.array([one.mode == "imported" for one in logged]),
+        recorded=np.full((count, horizon), np.nan),
         depth=horizon,
     )
 
@@ -226,13 +235,13 @@ def _fits(sessions: Sessions, logged: Sequence[LoggedSession]) -> Bools:
     """Return whether the records of each session are possible under its version."""
     slates, eligible = sessions.slates, sessions.eligible[:, :1]
     expected = np.where(sessions.drawn, 1 / eligible[:, 0], sessions.served.steps(slates, eligible)[:, 0])
-    propensities = np.array([session.propensity for session in logged])
+    propensities = np.array([session.propensities[0] for session in logged])
     fits = np.isnan(propensities) | (np.abs(propensities - expected) <= CLOSE)
     fits &= (slates != NO_ARM).sum(axis=1) == [len(session.slate) for session in logged]
     fits &= ~sessions.drawn | (sessions.served.uniform > 0)
     fits &= (sessions.active[sessions.period[:, None], slates] | (slates == NO_ARM)).all(axis=1)
     excluded = (slates[:, :, None] == sessions.excluded[:, None, :]) & (slates != NO_ARM)[:, :, None]
-    return np.asarray(fits & ~excluded.any(axis=(1, 2)))
+    return np.asarray((fits & ~excluded.any(axis=(1, 2))) | sessions.imported)
 
 
 def _prior(widest: Parameters, served: LearningSettings, target: LearningSettings, contexts: Floats) -> ClickModel:

@@ -32,6 +32,8 @@ _PER_SESSION: Final = (
     "period",
     "excluded",
     "drawn",
+    "imported",
+    "recorded",
 )
 
 
@@ -119,6 +121,9 @@ class Sessions:
     served, target : the rule that served, and the rule of the target
     target_slates : (r, n, H), slates drawn from the target; r = 1 if it is deterministic
     drawn : (n,), whether the whole session was drawn uniformly
+    imported : (n,), whether another system served the session; its slate ends with its last display
+    recorded : (n, H), propensities that this system recorded, each given the earlier positions; nan where the rule that
+        served gives them
     depth : number of positions that count
     """
 
@@ -136,6 +141,8 @@ class Sessions:
     target: Rule
     target_slates: Ints
     drawn: Bools
+    imported: Bools
+    recorded: Floats
     depth: int
 
     def __len__(self) -> int:

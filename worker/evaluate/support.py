@@ -50,6 +50,9 @@ LEAST_SESSIONS = 30
 LEAST_CLICKS = 10
 #: Largest revenue at positions without support, as a share of the estimate.
 MOST_BEYOND = 0.1
+#: Largest deviation of mean weights from 1, in standard errors.
+MOST_DEVIATION: Final = 3.0
+LEAST_SQUARE: Final = 1e-300
 #: What would suffice is an estimate: factor on it, to be on the safe side.
 MARGIN: Final = 1.25
 SHARES: Final = tuple(np.geomspace(0.001, 1.0, 41).tolist())
@@ -101,10 +104,13 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     served = served or sessions.served
     counts = np.ones(len(sessions)) if counts is None else counts
     eligible = sessions.eligible
-    weights = sessions.target.chances(sessions.slates, eligible) / served.chances(sessions.slates, eligible)
+    chances, by_others = served.chances(sessions.slates, eligible), ~np.isnan(sessions.recorded[:, :1])
+    chances = np.where(by_others, np.cumprod(sessions.recorded, axis=1), chances)
+    weights = sessions.target.chances(sessions.slates, eligible) / chances
     whole = Support(sessions=sessions, weights=weights, counts=counts)
     reach, total = reaching(whole), float(counts.sum())
-    squares = (counts[:, None] ** 2 * expected_weights(sessions, served)).sum(axis=0)[: sessions.depth]
+    expected = np.where(by_others, observed_squares(whole, reach), expected_weights(sessions, served))
+    squares = np.maximum((counts[:, None] ** 2 * expected).sum(axis=0)[: sessions.depth], LEAST_SQUARE)
     effective = [share * total**2 / square for share, square in zip(reach, squares.tolist(), strict=False)]
     clicks = _effective_clicks(whole, squares)
     depth = next((h for h, number in enumerate(effective) if number < LEAST_SESSIONS), sessions.depth)
@@ -114,6 +120,8 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     if most < LEAST_CLICKS:
         raise Unsupported(f"there are {_lack(LEAST_SESSIONS, most)}")
     depth = max(h for h in range(1, depth + 1) if clicks[h - 1] >= LEAST_CLICKS)
+    if by_others.any():
+        check_recorded(whole, depth)
     return replace(
         whole,
         sessions=sessions.cut(depth),
@@ -163,6 +171,31 @@ def expected_weights(sessions: Sessions, served: Rule) -> Floats:
         for slates in sessions.target_slates:
             total += sessions.target.chances(slates, eligible) / served.chances(slates, eligible)
     return np.asarray(total / len(sessions.target_slates))
+
+
+def observed_squares(support: Support, reach: list[float]) -> Floats:
+    """Return W_h² of the displays made, per session that would reach them: (n, H), as `expected_weights`.
+
+    Where another system recorded its propensities, they are known of the slates that it showed, and of no others. That
+    heavy weights may be missing is what `check_recorded` is for.
+    """
+    sessions = support.sessions
+    shares = np.pad(np.array(reach[: sessions.depth]), (0, sessions.horizon - sessions.depth), constant_values=1.0)
+    return np.asarray(np.where(sessions.reached, support.weights, 0.0) ** 2 / np.where(shares > 0, shares, 1.0))
+
+
+def check_recorded(support: Support, depth: int) -> None:
+    """Raise `Unsupported` if recorded propensities do not fit the slates: W̃_h of positions up to `depth` has mean 1.
+
+    A mean below 1 says that some users could not see what the target shows. A share that is too small to be noticed
+    changes revenues by less than their own error, as fewer sessions click than match.
+    """
+    for h, column in enumerate(support.stopped.T[:depth], start=1):
+        if abs(column.mean() - 1) > MOST_DEVIATION * column.std() / np.sqrt(len(column)):
+            raise Unsupported(
+                f"the weights of position {h} have the mean {column.mean():.2f} in place of 1: the recorded "
+                "propensities are wrong, or some users could not see the ads of the target"
+            )
 
 
 def _effective_clicks(support: Support, squares: Floats) -> list[float]:

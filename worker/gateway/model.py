@@ -71,7 +71,10 @@ class PublishedModel:
                     self.adopt(parameters)
 
     def adopt(self, parameters: Parameters) -> None:
-        """Use a version if it is newer than the present one."""
-        if parameters.version > self.version:
+        """Use a version if it is newer than the present one, or the same from a newer position, with its accounts."""
+        known = None if self.planner is None else self.planner.parameters
+        if known is None or parameters.version > known.version:
             self.planner, self.encoder = SlatePlanner(parameters), encoder_of(parameters, [parameters])
             self._on_newest(parameters)
+        elif self.planner and parameters.sha256 == known.sha256 and parameters.journal_offset > known.journal_offset:
+            self.planner.parameters = parameters

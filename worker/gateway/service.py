@@ -23,10 +23,11 @@ import orjson
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
-from worker.http.service import AdRequest, Answer, UnavailableError, example_context, fallback_answer
+from worker.http.service import AdRequest, Answer, UnavailableError, fallback_answer
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.slates import SlatePlanner
 
@@ -44,6 +45,10 @@ class KafkaAdService:
     ) -> None:
         self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
         self.late_feedback = 0
+
+    def newest(self) -> Parameters:
+        """Return the newest version that is published."""
+        return self._planner().parameters
 
     def ready(self) -> str | None:
         """Return why no requests can be answered."""
@@ -115,10 +120,6 @@ class KafkaAdService:
         return record, feedback
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def example(self) -> bytes:
-        """Return a context as the newest version takes it, as JSON."""
-        return example_context(self._planner().parameters.settings)
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the current decision of a session that this gateway has seen."""

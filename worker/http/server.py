@@ -15,6 +15,7 @@ from dataclasses import replace
 from threading import Thread
 from typing import Final
 
+import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
@@ -24,8 +25,9 @@ from worker.http.application import Gatekeeper, add_pages, is_loopback
 from worker.http.connections import Connections, listening
 from worker.http.metrics import HttpMetrics
 from worker.http.pages import HEALTH, Page, Route, description_routes, operations
-from worker.http.service import AdService
+from worker.http.service import AdService, example_context
 from worker.http.settings import HttpSettings
+from worker.stream.ad_figures import all_figures
 
 #: For pages only: few connections, hardly a body.
 PAGES: Final = HttpSettings(max_connections=64, max_body_bytes=1_000, idle_timeout=10.0)
@@ -52,8 +54,11 @@ async def http_server(
     )
     app = web.Application(middlewares=[gatekeeper.handle], client_max_size=BATCH_SIZE * settings.max_body_bytes)
     HttpApi(service, settings, metrics).add_to(app)
-    example = {"/v1/example.json": lambda _: Page(body=service.example(), kind="application/json")}
-    add_pages(app, {**operations(registry, service.ready, troubles), **described, **example, **(pages or {})})
+    newest: dict[str, Route] = {
+        "/v1/arms": lambda _: Page(body=orjson.dumps(all_figures(service.newest())), kind="application/json"),
+        "/v1/example.json": lambda _: Page(body=example_context(service.newest().settings), kind="application/json"),
+    }
+    add_pages(app, {**operations(registry, service.ready, troubles), **described, **newest, **(pages or {})})
     async with listening(app, connections, settings) as url:
         yield url
 

@@ -20,6 +20,7 @@ import orjson
 from worker.errors import AdcascadeError
 from worker.stream.encoding import encode_decision
 from worker.stream.events import Arrival
+from worker.stream.parameters import Parameters
 from worker.stream.session import Session
 from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
@@ -115,8 +116,8 @@ class AdService(Protocol):
     async def session(self, session_id: str) -> Answer | None:
         """Return the answer that the last request of a session would have now; None if it is not known."""
 
-    def example(self) -> bytes:
-        """Return a context as it is needed now, as JSON. Raises `UnavailableError`."""
+    def newest(self) -> Parameters:
+        """Return the newest version. Raises `UnavailableError`."""
 
     def ready(self) -> str | None:
         """Return None, or why no requests can be taken."""

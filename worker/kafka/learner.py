@@ -23,9 +23,10 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from worker.errors import FailedError
 from worker.kafka import parameters as parameters_topic
 from worker.kafka.clients import TopicReader, durable_producer, readable_errors, write
-from worker.kafka.connection import Connection, reason_of
+from worker.kafka.connection import reason_of
 from worker.kafka.history import HistoryWriter
-from worker.kafka.parameters import PublishedParameters, Received, published_versions, with_dimension
+from worker.kafka.parameters import PublishedParameters, Received, configured, published_versions
+from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
 from worker.runtime.child import report
 from worker.runtime.learner_process import LearnerStatus
@@ -34,7 +35,6 @@ from worker.stream.encoding import encode_episode
 from worker.stream.events import Tag
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.stream.troubles import Troubles
 from worker.stream.version_records import VERSION_BYTES, encode_parameters
@@ -55,16 +55,15 @@ MOST_RECORDS: Final = 5000
 BATCHING: Final = {"fetch_min_bytes": 256 << 10, "fetch_wait_max_ms": 80}
 
 
-def run_learner(
-    connection: Connection, topics: Topics, *, learning: LearningSettings, dim: int | None, arms: tuple[Arm, ...]
-) -> None:
-    """Fold and publish for ever. The arguments are the worker's."""
+def run_learner(settings: WorkerSettings) -> None:
+    """Fold and publish for ever, under the settings of the worker."""
+    connection, topics = settings.connection, settings.topics
     logging.getLogger(parameters_topic.__name__).setLevel(logging.WARNING)  # the worker logs the versions
     os.nice(NICE)
     collect_garbage_rarely()
     history = published_versions(connection, topics)
-    learning = with_dimension(learning, dim, history)
-    published = PublishedParameters(history[0] if history else Parameters.first(learning, arms), history, Metrics())
+    learning, first = configured(settings, history)
+    published = PublishedParameters(first, history, Metrics())
     with (
         readable_errors(connection),
         closing(durable_producer(connection)) as producer,
@@ -72,7 +71,7 @@ def run_learner(
         TopicReader(connection) as versions,
     ):
         publisher = JournalPublisher(topics, published, journal=journal, versions=versions, producer=producer)
-        publisher.run(lambda: Learner(learning, arms, published.history))
+        publisher.run(lambda: Learner(learning, settings.arms, published.history, first=first))
 
 
 class JournalPublisher:

@@ -20,11 +20,12 @@ from confluent_kafka.admin import AdminClient
 from worker.errors import AdcascadeError, FailedError, InputError, OldVersionError, ParametersError
 from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection, reason_of
+from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import NO_CONTEXT, LearningSettings, check_same_model, continued
+from worker.stream.settings import NO_CONTEXT, LearningSettings, check_columns, check_same_model, continued
 from worker.stream.slates import SlatePlanner, prepared
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import KEPT, RoundedError, Versions, check_same, keep, should_publish
@@ -79,6 +80,19 @@ def with_dimension(learning: LearningSettings, dim: int | None, history: Sequenc
     if dim is None:
         raise InputError(f"no parameters are published yet, and {NO_CONTEXT}")
     return replace(learning, dim=dim)
+
+
+def configured(settings: WorkerSettings, history: Sequence[Parameters]) -> tuple[LearningSettings, Parameters]:
+    """Return the settings of learning, and version 0 by this configuration, from the history that it starts from."""
+    start = settings.start
+    if start is not None and not history:
+        first = start.first(settings.learning, settings.dim, settings.arms)
+        return first.settings, first
+    learning = with_dimension(settings.learning, settings.dim, history)
+    if not history:
+        check_columns(learning, len(settings.arms))
+    # A version 0 by this configuration may not be possible: the features of ads may have changed since.
+    return learning, history[0] if history else Parameters.first(learning, settings.arms)
 
 
 # ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────

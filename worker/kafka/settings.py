@@ -9,6 +9,7 @@ from worker.kafka.connection import Connection
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.starting import Start
 from worker.stream.topology import Topics
 
 #: Most seconds between two heartbeats, by which a member learns of a rebalance: about the longest wait of an arrival.
@@ -30,6 +31,7 @@ class WorkerSettings:
     learning: LearningSettings
     dim: int | None = None
     arms: tuple[Arm, ...] = ()
+    start: Start | None = None
     limits: Limits = Limits()  # noqa: RUF009 — it is frozen
     secret: Secret | None = None
     group: str = "adcascade"

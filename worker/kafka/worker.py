@@ -10,7 +10,7 @@ from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
 from worker.kafka.monitor import WorkerMonitor, count_report
-from worker.kafka.parameters import PublishedParameters, VersionReader, published_versions, with_dimension
+from worker.kafka.parameters import PublishedParameters, VersionReader, configured, published_versions
 from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
@@ -22,7 +22,7 @@ from worker.runtime.memory import available_memory, collect_garbage_rarely, let_
 from worker.runtime.supervision import supervised
 from worker.runtime.watch import CatalogueCheck, different, ignored_features
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings, check_columns, ignored_scale
+from worker.stream.settings import LearningSettings, ignored_scale
 from worker.stream.version_records import check_size
 from worker.web.status import status_routes
 
@@ -39,14 +39,13 @@ def run_worker(settings: WorkerSettings) -> int:
     found = topics_at_start(connection, topics)
     count, most_bytes = input_partitions(found, topics), largest_record(found, topics)
     history = published_versions(connection, topics)
-    learning = with_dimension(settings.learning, settings.dim, history)
-    if not history:
-        check_columns(learning, len(settings.arms))
-    first = history[0] if history else Parameters.first(learning, settings.arms)
+    learning, first = configured(settings, history)
     if not history:
         check_size(first, largest_version(found, topics))
     for line in compressed_inputs(found, topics):
         log.warning(line)
+    if settings.start is not None and not history:
+        log.info(settings.start.line(first))
     warn(settings, learning, history)
     most_sessions = settings.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
     metrics = Metrics(CONSUMED)
@@ -128,9 +127,11 @@ def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence
         )
     if newest is not None and (line := ignored_scale(settings.learning, newest.settings)):
         log.warning(line)
+    if newest is not None and settings.start is not None and (line := settings.start.ignored(newest)):
+        log.warning(line)
     if newest is not None and (line := ignored_features(settings.learning, newest)):
         log.warning(line)
-    if newest is None and not settings.arms:
+    if newest is None and not settings.arms and settings.start is None:
         log.warning(
             "there are no arms: every decision will be empty until `adcascade arms add` (or give --catalog FILE)"
         )

@@ -185,7 +185,7 @@ class HistoryImport:
         check_columns(settings, len(arms))
         found.ads, found.horizon = len(arms), settings.horizon
         found.window, found.session_timeout = settings.window, settings.session_timeout
-        return Parameters.first(settings, arms), longest
+        return replace(Parameters.first(settings, arms), imported=True), longest
 
     def _priced(self, prices: Mapping[str, float | None]) -> tuple[Arm, ...]:
         """Return the ads of the table with the mean revenue of their clicks; where it is not known, the mean of all."""

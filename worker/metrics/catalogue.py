@@ -32,6 +32,9 @@ IDENTITIES: Final = ("arrivals", "sessions", "feedback")
 CONSUMED: Final = ("arrivals", "clicks", "journal", "parameters")
 #: Counters that need the true model: absent where the traffic is not simulated.
 SIMULATED: Final = ("adcascade_pseudo_regret_total", "adcascade_oracle_reward_total", "adcascade_served_value_total")
+#: The label `arm` has the ads of the catalogue: those with the highest revenue, if there are more.
+MOST_ADS: Final = 200
+AN_AD: Final = ("an ad of the catalogue",)
 #: The way of a record through a worker on Kafka: to be fetched, to be handled, handling, to be acknowledged.
 STAGES: Final = ("fetch", "queue", "handle", "write")
 
@@ -107,6 +110,19 @@ CATALOGUE: Final = (
         "adcascade_expected_reward_total",
         "Revenue of the opened sessions as predicted by the serving versions. It exceeds the earned revenue if users "
         "send no feedback, or if the model overestimates the clicks.",
+    ),
+    # Ads: the accounts of the newest version, the same in every worker.
+    _counter(
+        "adcascade_ad_sessions_total",
+        "Sessions of all closed windows, which the metrics of ads are of. These count since the first start, through "
+        "restarts, and are the same in every worker: take the maximum over workers, not the sum.",
+    ),
+    _counter("adcascade_ad_displays_total", f"Displays of an ad, of the {MOST_ADS} ads with most revenue.", arm=AN_AD),
+    _counter("adcascade_ad_clicks_total", "Clicks on an ad.", arm=AN_AD),
+    _counter("adcascade_ad_revenue_total", "Revenue of an ad, at the prices of the serving versions.", arm=AN_AD),
+    _counter("adcascade_ad_answered_total", "Displays of an ad that got a click or a pass.", arm=AN_AD),
+    _counter(
+        "adcascade_ad_explored_total", "Displays of an ad with mode explore, random or warmup, which learn.", arm=AN_AD
     ),
     # Exploration.
     _gauge(

@@ -6,12 +6,15 @@ import platform
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from worker import __version__
-from worker.metrics.catalogue import CATALOGUE, MOST_POSITIONS, POSITIONS, MetricSpec
+from worker.metrics.catalogue import CATALOGUE, MOST_ADS, MOST_POSITIONS, POSITIONS, MetricSpec
 from worker.metrics.history import Histogram, Snapshot
+from worker.stream.accounts import ROWS
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
+from worker.stream.parameters import Parameters
 from worker.stream.session import ENDINGS
 from worker.stream.topology import Tally
 from worker.stream.troubles import TROUBLES
@@ -71,6 +74,7 @@ def _labelled(snapshot: Snapshot) -> dict[str, Series]:
     active = {trouble.name for trouble in snapshot.troubles}
     positions = POSITIONS[: snapshot.horizon] if snapshot.horizon <= MOST_POSITIONS else POSITIONS
     return _counted(snapshot.now.tally, positions) | {
+        **({} if snapshot.parameters is None else _of_ads(snapshot.parameters)),
         "regret_time_averaged": _time_averaged(snapshot),
         "accounting_imbalance": {(name,): value for name, value in snapshot.imbalance.items()},
         "consumer_lag_records": {(topic,): value for topic, value in snapshot.lag.items()},
@@ -120,6 +124,13 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
         "clicks_total": {(label,): value for label, value in _by_position(tally.clicks, positions).items()},
         "dead_letters_total": {(reason,): tally.dead[reason] for reason in DEAD_LETTER_REASONS},
     }
+
+
+def _of_ads(parameters: Parameters) -> dict[str, Series]:
+    """Return the sums of the ads with the highest revenue."""
+    sums = dict(zip(ROWS, parameters.accounts.total.of(len(parameters.arms)), strict=True))
+    shown = np.argsort(-sums["revenue"], kind="stable")[:MOST_ADS].tolist()
+    return {f"ad_{name}_total": {(parameters.arms[k].arm,): row[k] for k in shown} for name, row in sums.items()}
 
 
 def _time_averaged(snapshot: Snapshot) -> Series:

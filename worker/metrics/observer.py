@@ -156,6 +156,7 @@ class Metrics:
                 "parameters_observations": parameters.observations,
                 "kept_share": parameters.kept,
                 "parameter_norm": parameters.model.norm,
+                "ad_sessions_total": parameters.accounts.total.sessions,
                 "unanswered_ads": answered.collapsed if answered else 0,
             }
             self._numbers.pop("answer_rate_lowest", None)

@@ -29,6 +29,7 @@ from worker.stream.events import Command, Order, Progress
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.starting import started
 from worker.stream.versions import KEPT, difference, keep, other_kernels
 from worker.stream.windows import Watermark
 
@@ -106,14 +107,15 @@ class FoldAudit:
     def _start_from(self, number: int, record: PublishedVersion) -> None:
         self._started = number
         history = self._versions.read_with_history(number, record)
-        # Version 0 is made from its settings and arms, and compared; a later version is loaded.
+        # Version 0 is made from its settings and arms, unless it is given, and compared; a later version is loaded.
         self._kept = {loaded.version: loaded for loaded in history if number > 0}
         self._learner = self._learner_from(history[-1])
         if self._compare_all(self._learner.begin()):
             self._learner = self._learner_from(self._kept[number])
 
     def _learner_from(self, newest: Parameters) -> Learner:
-        return Learner(newest.settings, newest.arms, self._kept.values(), made_under=self._made_under)
+        settings, arms, kept = newest.settings, newest.arms, self._kept.values()
+        return Learner(settings, arms, kept, made_under=self._made_under, first=newest if is_given(newest) else None)
 
     def _newest_kept(self) -> int:
         return max(self._kept, default=-1)
@@ -150,7 +152,8 @@ class FoldAudit:
         if following is not None and following.parent_sha256 == sha256:
             return True
         # The recorded content, at the computed position in the journal.
-        position = {name: getattr(made, name) for name in ("window_end", "journal_offset", "resume_offset", "progress")}
+        names = ("window_end", "journal_offset", "resume_offset", "progress", "accounts")
+        position = {name: getattr(made, name) for name in names}
         self._kept[number] = replace(there, **position)
         return False
 
@@ -262,7 +265,9 @@ def find_origin(log: OrderedLog, *, changes: Mapping[str, Any], arms: Sequence[A
         first = log.versions.read(oldest.version)
         given = first.arms if arms is None else tuple(arms)
         compared = same and oldest.version == 0 and given == first.arms
-        return Origin(Learner(settings, given, made_under=made_under if compared else {}), compared=compared)
+        made_under = made_under if compared else {}
+        zero = first if compared and is_given(first) else _changed(first, settings, given)
+        return Origin(Learner(settings, given, made_under=made_under, first=zero), compared=compared)
     base = _first_complete(log)
     *before, loaded = log.versions.read_with_history(base)
     if settings.dim != loaded.settings.dim:
@@ -272,6 +277,19 @@ def find_origin(log: OrderedLog, *, changes: Mapping[str, Any], arms: Sequence[A
     history = [*before, replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
     learner = Learner(settings, loaded.arms, history, made_under=made_under if same else {})
     return Origin(learner, loaded.journal_offset, same)
+
+
+def is_given(first: Parameters) -> bool:
+    """Return whether a version 0 is no result of its settings and arms: it has a history, or the mark of one."""
+    return first.version == 0 and (first.started_from is not None or first.imported)
+
+
+def _changed(first: Parameters, settings: LearningSettings, arms: Sequence[Arm]) -> Parameters:
+    """Return version 0 under these settings and with these arms, from the same history if it has one."""
+    if first.version or first.started_from is None:
+        return replace(Parameters.first(settings, tuple(arms)), imported=first.imported)
+    again = started(first, settings, arms, trust=1.0, sha256=first.started_from.sha256)
+    return replace(again, started_from=first.started_from)
 
 
 def _first_complete(log: OrderedLog) -> int:

@@ -6,15 +6,21 @@ Rules that hold in this file:
   deleted there when the log is on disk, about once a second.
 - A log is continued only if it provably is the log of the folder: it is as long as the folder knows and ends alike, and
   what follows is a beginning of the lines that the folder still keeps. The rest of these is appended.
-- Nothing in an existing file is ever changed or cut off. Any other file that is not empty is refused: another log, a
-  catalogue, a log that is ahead because an older copy of the folder was restored.
+- The log goes on in a new file after a day. What was written is renamed to FILE-<time of its beginning>, when all of
+  it is on disk; the new file begins as a new log does, so that every part can be replayed alone or with others. A kill
+  at any point leaves the part complete, and an empty file or none, with which a log begins. Parts are deleted when all
+  that they have is older than `keep`.
+- Nothing else in an existing file is ever changed or cut off. Any other file that is not empty is refused: another
+  log, a catalogue, a log that is ahead because an older copy of the folder was restored.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -30,21 +36,27 @@ from worker.stream.topology import Record
 RECORD: Final = "record"
 #: Bytes at the end of a log that are compared by their hash: many lines, with offsets, times and ids of sessions.
 _TAIL: Final = 1 << 16
+#: Milliseconds after which a log goes on in a new file; as long as it is kept, if that is shorter.
+PART: Final = 86_400_000
+_TIME: Final = "%Y%m%dT%H%M%SZ"
 
 
 class LogOnDisk(msgspec.Struct, frozen=True):
-    """What of a log is on disk for certain: its length, and the hash of its last bytes."""
+    """What of a log is on disk for certain: its length, the hash of its last bytes, and the time of its beginning."""
 
     path: str
     length: int
     tail: str
+    since: int = 0
 
 
 class Recording:
-    """Appends to the log of a state folder, or begins one."""
+    """Appends to the log of a state folder, or begins one; parts are kept for `keep` milliseconds, 0: one file."""
 
-    def __init__(self, path: Path, state: StateFolder) -> None:
+    def __init__(self, path: Path, state: StateFolder, *, keep: int = 0) -> None:
         self._state = state
+        self._keep = keep
+        self._since = 0
         self._path = path.absolute()
         self._lines: list[bytes] = []
         self._unwritten = b""
@@ -68,7 +80,7 @@ class Recording:
         if known is not None and known.length <= self._length <= known.length + len(rest):
             written = self._read(known.length, self._length)
             if self._tail(known.length) == known.tail and rest.startswith(written):
-                self._unwritten = rest[len(written) :]
+                self._unwritten, self._since = rest[len(written) :], known.since
                 return self.write(synchronise=False)
         self._file.close()
         raise InputError(
@@ -100,13 +112,48 @@ class Recording:
             if synchronise:
                 self._on_disk = self._synchronised()
 
+    def rotate(self, now: int) -> bool:
+        """Begin a new file if it is time, after all was written and is on disk; return whether it was. In any thread.
+
+        The caller then begins the log in a transaction of its own.
+        """
+        self._since = self._since or now
+        if not self._keep or now - self._since < min(PART, self._keep):
+            return False
+        with self._failing():
+            self._file.close()
+            self._path.rename(self._free_name())
+            self._file, self._length, self._since = self._path.open("a+b"), 0, now
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            os.fsync(folder)  # else a failure of power could leave the old file under the name of the new one
+            os.close(folder)
+            self._on_disk = self._synchronised()
+            parts = self._parts()
+            for (_, part), (end, _) in zip(parts, [*parts[1:], (now, self._path)], strict=True):
+                if end <= now - self._keep:
+                    part.unlink()
+        return True
+
+    def _free_name(self) -> Path:
+        since = self._since
+        while (name := Path(f"{self._path}-{datetime.fromtimestamp(since // 1000, UTC):{_TIME}}")).exists():
+            since += 1000
+        return name
+
+    def _parts(self) -> list[tuple[int, Path]]:
+        """Return the parts of the log, also compressed ones, with the times of their beginnings, the oldest first."""
+        name = re.compile(re.escape(self._path.name) + r"-(\d{8}T\d{6}Z)(\.gz)?")
+        found = [(name.fullmatch(file.name), file) for file in self._path.parent.iterdir()]
+        times = [(datetime.strptime(match[1], _TIME).replace(tzinfo=UTC), file) for match, file in found if match]
+        return sorted((round(time.timestamp() * 1000), file) for time, file in times)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
     def _synchronised(self) -> LogOnDisk:
         os.fdatasync(self._file.fileno())
-        return LogOnDisk(os.fsdecode(self._path), self._length, self._tail(self._length))
+        return LogOnDisk(os.fsdecode(self._path), self._length, self._tail(self._length), self._since)
 
     def _tail(self, length: int) -> str:
         return sha256(self._read(max(0, length - _TAIL), length)).hexdigest()

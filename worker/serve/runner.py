@@ -32,7 +32,6 @@ from worker.http.service import (
     Answer,
     UnavailableError,
     UnknownSessionError,
-    example_context,
     fallback_answer,
 )
 from worker.metrics import Metrics
@@ -42,6 +41,7 @@ from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
 from worker.stream.feedback import check_token
+from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.serving import Serving
 from worker.stream.session import Session
@@ -118,13 +118,13 @@ class ServeRunner:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def newest(self) -> Parameters:
+        """Return the newest version."""
+        return self.versions.newest
+
     def ready(self) -> str | None:
         """Return None, or why no requests can be taken."""
         return self.failure
-
-    def example(self) -> bytes:
-        """Return a context as the newest version takes it, as JSON."""
-        return example_context(self.versions.newest.settings)
 
     def arrive(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
         """Open a session, or find it; return its current decision."""

@@ -42,14 +42,16 @@ _WATCH_INTERVAL: Final = 2.0
 
 def run_server(settings: ServeSettings) -> int:
     """Serve until SIGTERM or SIGINT; raise `FailedError` or `InputError` if that is not possible."""
-    with StateFolder(settings.folder, durable=settings.sync) as state:
+    with StateFolder(settings.folder, durable=settings.sync, keep=settings.keep) as state:
         check_runner(state)
         history = [decode_parameters(value) for value in state.parameters()]
         if not history:
             history = [_first_version(settings)]
             first_version(state, history[0])
+        elif settings.start is not None and (line := settings.start.ignored(history[-1])):
+            log.warning(line)
         continued_learning(settings, history[-1])  # raises if they are for another model
-        store = ServeStore(state, settings.record)
+        store = ServeStore(state, settings.record, keep=settings.keep_record)
         collect_garbage_rarely()
         let_the_loop_go_first()
         try:
@@ -60,6 +62,10 @@ def run_server(settings: ServeSettings) -> int:
 
 
 def _first_version(settings: ServeSettings) -> Parameters:
+    if settings.start is not None:
+        first = settings.start.first(settings.learning, settings.dim, settings.arms)
+        log.info(settings.start.line(first))
+        return first
     learning = continued_learning(settings, None)
     check_columns(learning, len(settings.arms))
     first = Parameters.first(learning, settings.arms)

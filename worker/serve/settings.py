@@ -12,6 +12,7 @@ from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
 from worker.stream.settings import NO_CONTEXT, Arm, LearningSettings, continued
+from worker.stream.starting import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class ServeSettings:
     """The settings of a server.
 
     `learning` has everything but the dimension: that is `dim`, or that of the folder. `learner` is the command line of
-    the learner process.
+    the learner process. `keep` is how long the folder has the journal, `keep_record` parts of the log, in milliseconds.
     """
 
     folder: Path
@@ -29,10 +30,13 @@ class ServeSettings:
     clock: Callable[[], int]
     dim: int | None
     arms: tuple[Arm, ...]
+    start: Start | None
     limits: Limits
     secret: Secret | None
     max_open_sessions: int | None
     record: Path | None
+    keep: int
+    keep_record: int
     progress_interval: float
     sync: bool
 

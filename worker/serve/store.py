@@ -19,7 +19,7 @@ from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.serve.recording import Recording, forget
 from worker.stream.events import Episode, Tag
-from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics
 from worker.stream.version_records import encode_parameters
@@ -45,6 +45,13 @@ class StorePosition(msgspec.Struct, frozen=True, kw_only=True):
     progress: int = 0
     closed: int = 0
     offsets: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """Where a version stands, out of its record."""
+
+    version: int
+    resume_offset: int
 
 
 class Version(NamedTuple):
@@ -73,12 +80,12 @@ def check_runner(state: StateFolder) -> None:
 
 
 class ServeStore(Outputs):
-    """The state folder of a server, and its log if there is a `record`."""
+    """The state folder of a server, and its log if there is a `record`; `keep` as for `Recording`."""
 
     state: StateFolder
 
-    def __init__(self, state: StateFolder, record: Path | None = None) -> None:
-        self._log = None if record is None else Recording(record, state)
+    def __init__(self, state: StateFolder, record: Path | None = None, *, keep: int = 0) -> None:
+        self._log = None if record is None else Recording(record, state, keep=keep)
         super().__init__(TOPICS, state, None if self._log is None else self._log.add)
         stored = msgspec.json.decode(state.meta(_POSITION) or b"{}", type=StorePosition)
         self.time, self.progress, self.closed = stored.time, stored.progress, stored.closed
@@ -92,9 +99,12 @@ class ServeStore(Outputs):
 
     def _begin_log(self, log: Recording) -> None:
         """Begin a log with what the folder has of the past: versions, and the journal that they still need."""
+        needed = 0
         for value in self.state.parameters():
-            self._emit(TOPICS.parameters, version_key(decode_parameters(value).version), value)
-        for offset, value in self.state.journal(0):
+            place = msgspec.json.decode(value, type=_Place)  # of eight large versions, while requests wait
+            needed = place.resume_offset
+            self._emit(TOPICS.parameters, version_key(place.version), value)
+        for offset, value in self.state.journal(needed):
             log.add(Record(TOPICS.journal, ONLY_PARTITION, offset, self.time, None, value))
 
     # ── a transaction ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -129,11 +139,18 @@ class ServeStore(Outputs):
     def commit(self, *, synchronise: bool) -> None:
         """Commit what is prepared, then write the log. In any thread.
 
-        With `synchronise`, the log is on disk then, and so is the folder, also if it is not `durable`.
+        With `synchronise`, the log is on disk then, and so is the folder, also if it is not `durable`. Then the log may
+        go on in a new file.
         """
         self.state.commit(checkpoint=synchronise and not self.state.durable)
-        if self._log is not None:
-            self._log.write(synchronise=synchronise)
+        if self._log is None:
+            return
+        self._log.write(synchronise=synchronise)
+        if synchronise and self._log.rotate(self.time):
+            self._begin_log(self._log)
+            self.prepare()
+            self.state.commit()
+            self._log.write(synchronise=True)
 
     def close(self) -> None:
         """Close the log."""

@@ -38,6 +38,7 @@ LOOKS = {
     "epsilon-greedy": ("#009E73", "-.", "ε-greedy"),
     "myopic-ucb": ("#CC79A7", (0, (5, 1.5, 1, 1.5, 1, 1.5)), "myopic UCB"),
     "random": ("#E69F00", ":", "random"),
+    "fixed": ("#56B4E9", (0, (1, 1)), "fixed order"),
 }
 
 BEST = "#D55E00"

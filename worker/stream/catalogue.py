@@ -280,7 +280,8 @@ def _take_over(current: Parameters, order: Import) -> Parameters | Refusal | Non
             type(taken.model).unpack(taken.model.pack(), intercept=taken.settings.intercept)
     except AdcascadeError as error:
         return Refusal(order=order, reason=f"these parameters do not fit the catalogue: {error}")
-    if taken is not None and added and (reason := too_large(taken)):
+    # Also where no arm is added: what arms that are integrated out have said takes room.
+    if taken is not None and (reason := too_large(taken)):
         return Refusal(order=order, reason=reason)
     return taken
 

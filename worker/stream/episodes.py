@@ -25,6 +25,7 @@ import numpy as np
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.planning import slate_values
 from worker.bandit.regret import optimistic_gap, posterior_regret
+from worker.stream.accounts import click_prices
 from worker.stream.events import Episode
 from worker.stream.feature_changes import contexts_of
 from worker.stream.folding import one_thread, spread
@@ -52,13 +53,18 @@ class AnsweredArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answering:
-    """The active ads that are answered least; `collapsed` counts those that hardly ever get an answer.
+    """The active ads that are answered least. One that hardly ever gets an answer has collapsed.
 
-    `lowest` has at most `MOST_NAMED` ads, those that have collapsed first.
+    `lowest` has at most `MOST_NAMED` ads, those that have collapsed first; `indices` has all that have collapsed.
     """
 
-    lowest: tuple[AnsweredArm, ...]
-    collapsed: int
+    lowest: tuple[AnsweredArm, ...] = ()
+    indices: tuple[int, ...] = ()
+
+    @property
+    def collapsed(self) -> int:
+        """The number of ads that have collapsed."""
+        return len(self.indices)
 
     @property
     def unanswered(self) -> tuple[str, ...]:
@@ -89,7 +95,7 @@ def answering(parameters: Parameters) -> Answering | None:
     active = np.array([arm.active for arm in parameters.arms], dtype=bool)
     displays = counts.displayed.sum(axis=0)
     if not active.any():
-        return Answering(lowest=(), collapsed=0)
+        return Answering()
     clicked = sigmoid(parameters.model.biases)
     answered = clicked + (1 - clicked) * np.minimum(1.0, rates.arms)
     usual, usually = (median(shares[active].tolist()) for shares in (rates.arms, answered))  # numpy's is slow to load
@@ -99,7 +105,7 @@ def answering(parameters: Parameters) -> Answering | None:
     lowest = tuple(
         AnsweredArm(arm=parameters.arms[k].arm, rate=float(answered[k]), displays=int(displays[k])) for k in order
     )
-    return Answering(lowest=lowest, collapsed=int(collapsed[judged].sum()))
+    return Answering(lowest=lowest, indices=tuple(judged[collapsed[judged]].tolist()))
 
 
 T = TypeVar("T")
@@ -133,7 +139,7 @@ def episode_of(
         eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
         answered = _tried(lambda: answering(current), None)
     weights, shown = window.weights, window.weights[window.rows]
-    explored = np.array([plan.explored / max(1, len(plan.slate)) for plan in window.plans])
+    explored = np.array([sum(plan.explored) / max(1, len(plan.slate)) for plan in window.plans])
     return Episode(
         version=current.version,
         window_start=window.start,
@@ -182,21 +188,15 @@ def _revenue(
     window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]
 ) -> tuple[float | None, float | None]:
     """Return the revenue and the expected revenue."""
-    numbers = np.array([plan.parameters_version for plan in window.plans])
-    clicked = np.flatnonzero(window.clicked)
-    rewards, expected = np.zeros(len(clicked)), 0.0
+    numbers, expected = np.array([plan.parameters_version for plan in window.plans]), 0.0
     for number in np.unique(numbers).tolist():
         version = kept.get(number, parent)
-        prices = {arm.arm: arm.reward for arm in version.arms}
-        of_codes = np.array([prices.get(name, 0.0) for name in window.slates.names])
-        here = numbers[window.rows[clicked]] == number
-        rewards[here] = of_codes[window.codes[clicked[here]]]
         if version.arms:
             rows = np.flatnonzero(numbers == number)
             contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
             revenue = slate_values(version.model, version.rewards, contexts, slates, version.rates)[:, 0]
             expected += float((window.weights[rows] * revenue).sum())
-    rewards *= window.weights[window.rows[clicked]]
+    rewards = click_prices(window, parent, kept) * window.weights[window.rows[window.clicked]]
     return float(sum(rewards.tolist())), expected
 
 

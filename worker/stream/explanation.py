@@ -31,7 +31,7 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.bonuses import Spread, bonus_named
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import Masked, Planner, optimal_values
-from worker.bandit.policies import Greedy, MyopicUcb, Random, policy_named
+from worker.bandit.policies import Fixed, Greedy, MyopicUcb, Random, policy_named
 from worker.errors import InputError
 from worker.stream.chance import lottery, session_uniforms, stable_keys
 from worker.stream.parameters import Parameters, confidence_radius
@@ -159,13 +159,15 @@ def _notes(parameters: Parameters, session: str | None) -> tuple[str, ...]:
     settings = parameters.settings
     policy = policy_named(settings.policy)
     notes = []
-    if parameters.folds < settings.warmup:
+    if parameters.is_warming_up:
         notes.append(
             f"warm-up, {parameters.folds} of {settings.warmup} folds: serving draws any eligible arm at random; "
             f"this is the slate of {settings.policy}"
         )
     elif policy is Random:
         notes.append("random policy: serving draws any eligible arm; this is the slate of greedy")
+    elif policy is Fixed:
+        notes.append("fixed order: the first eligible ads of it, whatever they are expected to earn")
     elif policy.draws:
         notes.append(f"epsilon-greedy: with probability {settings.epsilon:g} a position shows any eligible arm instead")
     if settings.random_share > 0:
@@ -235,6 +237,8 @@ class _Contest:
         """Explain every position of the slate."""
         if self.policy is MyopicUcb:
             rounds = self._myopic(slate)
+        elif self.policy is Fixed:
+            rounds = self._fillers(slate, 0)
         elif self.settings.repeats:
             rounds = self._with_repeats(explored)
         else:
@@ -284,7 +288,7 @@ class _Contest:
             first = place + 1
 
     def _fillers(self, slate: list[int], start: int) -> Iterator[_Round]:
-        """Explain the positions from `start` on, which show what is left after the end of the plan."""
+        """Explain the positions from `start` on, which show arms that no score has chosen."""
         after = [0.0]  # revenue of the slate behind each position, from the last one on
         for h in range(len(slate) - 1, start, -1):
             place = self.arms == slate[h]
@@ -346,7 +350,7 @@ class _Contest:
         )
 
     def _mode(self, explore: bool) -> str:
-        if self.parameters.folds < self.settings.warmup:
+        if self.parameters.is_warming_up:
             return "warmup"
         if self.policy is Random:
             return "random"

@@ -172,7 +172,7 @@ class Features:
             elif feature.name in TAKEN:
                 raise InputError(f"a feature of ads cannot have the name {feature.name!r}, which has another meaning")
         check_crosses(self.context, self.crosses)
-        for widths, of in ((self.named_widths, "contexts"), ([(one.name, one.width) for one in self.ads], "ads")):
+        for widths, of in ((self.named_widths, "contexts"), (self.ad_widths, "ads")):
             if (total := sum(width for _, width in widths)) > MOST_COLUMNS:
                 raise InputError(
                     f"the features of {of} have {total:,} columns, more than {MOST_COLUMNS:,}: {widest(widths)}"
@@ -211,6 +211,11 @@ class Features:
         features = {feature.name: feature for feature in self.context}
         crosses = [(f"{left} × {right}", width_of(features[left], features[right])) for left, right in self.crosses]
         return [(feature.name, feature.width) for feature in self.context] + crosses
+
+    @property
+    def ad_widths(self) -> list[tuple[str, int]]:
+        """Name and columns of each feature of ads."""
+        return [(feature.name, feature.width) for feature in self.ads]
 
     @property
     def widths(self) -> list[int]:

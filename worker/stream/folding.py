@@ -4,7 +4,8 @@ Rules that hold in this file:
 
 - The same parent, window and settings give the same bits: sessions are in the order of their keys, every sum has one
   order, and BLAS runs in one thread under any settings of the caller.
-- The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded.
+- The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded, also
+  after the information is rounded (`packing.py`).
   Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
   error that the machine causes (no memory) is passed on: another machine may have more.
 - Exploration is planned for as many users as the window had, journaled or not. A journaled session stands for 1/share
@@ -42,6 +43,7 @@ from worker.stream.chance import Shares
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation
 from worker.stream.feature_changes import contexts_of
 from worker.stream.joining import ClosedWindow, SessionPlan
+from worker.stream.packing import rounded
 from worker.stream.parameters import NEVER, Parameters, confidence_radius, first_model
 from worker.stream.session import excluded_indices, packed_indices
 
@@ -88,7 +90,7 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
             clock = restarted(parent.clock + 1, 1 - fit.kept, settings.horizon_episodes)
             folded = replace(
                 parent,
-                model=fit.model,
+                model=rounded(fit.model, intercept=settings.intercept),
                 folds=parent.folds + 1,
                 clock=clock,
                 kept=fit.kept,

@@ -3,8 +3,10 @@
 Rules that hold in this file:
 
 - A key is a slot. The history is a compacted topic, or a table with the same keys: a new record of a slot replaces the
-  old one. `recent/<version>` holds a version made within the last hour, `hour/<hour mod 168>` the first version of an
-  hour of the last week, `tag/<name>` a version with a name, for ever.
+  old one. `recent/<version>` holds a version made within the last hour, `hour/<hour mod 170>` the first version of an
+  hour of the last week, `jump/<version>` for a week one that is neither a fold nor a change of arms, or has other
+  settings, `tag/<name>` a version with a name, for ever. So a version of the last week that is not held comes out again
+  of the one before it that is, and of the journal.
 - Time is `made_at` of the newest version. There is no clock. A version made before any progress has no time; it ages
   from the first version that has one.
 - The record of a slot is that of the version, as on the parameters topic. A slot that has expired is deleted.
@@ -27,10 +29,11 @@ from worker.stream.events import Count
 from worker.stream.parameters import Parameters
 
 HOUR: Final = 3_600_000
-WEEK_HOURS: Final = 168
+WEEK_HOURS: Final = 170  # and the hours in which a week begins and ends
 INDEX_KEY: Final = b"index"
 _TAG: Final = "tag/"
 _RECENT: Final = "recent/"
+_JUMP: Final = "jump/"
 
 
 class KeptVersion(NamedTuple):
@@ -64,7 +67,7 @@ def tag_slot(name: str) -> str:
 
 def is_slot(key: str) -> bool:
     """Return whether a record of this key holds a version."""
-    return key.startswith((_RECENT, "hour/", _TAG))
+    return key.startswith((_RECENT, "hour/", _JUMP, _TAG))
 
 
 # ── thinning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -82,9 +85,9 @@ def changes(
     since = first_time(ordered)
     then = {slot: kept if kept.made_at else kept._replace(made_at=since) for slot, kept in held.items()}
     written: dict[str, Parameters] = {}
-    for parameters in ordered:
+    for before, parameters in zip([None, *ordered], ordered, strict=False):
         kept = KeptVersion(parameters.version, parameters.made_at or since)
-        for slot in wanted_slots(then, kept, now):
+        for slot in wanted_slots(then, kept, now, is_jump=before is not None and _is_jump(before, parameters)):
             written[slot] = parameters
             then[slot] = kept
     gone = [slot for slot, kept in then.items() if _is_expired(slot, kept, now)]
@@ -96,7 +99,15 @@ def first_time(versions: Iterable[Parameters]) -> int:
     return min((parameters.made_at for parameters in versions if parameters.made_at), default=0)
 
 
-def wanted_slots(held: Mapping[str, KeptVersion], new: KeptVersion, now: int) -> list[str]:
+def _is_jump(before: Parameters, parameters: Parameters) -> bool:
+    """Return whether the journal alone does not give a version from the one before it."""
+    if parameters.version != before.version + 1:
+        return False
+    is_fold = parameters.folds == before.folds + 1 or parameters.pending is not None
+    return parameters.settings != before.settings or not (is_fold or parameters.arms != before.arms)
+
+
+def wanted_slots(held: Mapping[str, KeptVersion], new: KeptVersion, now: int, *, is_jump: bool = False) -> list[str]:
     """Return the slots that a version is to be written to, given those that are held.
 
     >>> wanted_slots({}, KeptVersion(7, 5 * HOUR), 5 * HOUR)
@@ -112,6 +123,9 @@ def wanted_slots(held: Mapping[str, KeptVersion], new: KeptVersion, now: int) ->
     there = held.get(hour)
     if new.made_at and not _is_expired(hour, new, now) and (there is None or there.made_at < begun * HOUR):
         slots.append(hour)
+    jump = f"{_JUMP}{new.version}"
+    if is_jump and jump not in held and not _is_expired(jump, new, now):
+        slots.append(jump)
     return slots
 
 

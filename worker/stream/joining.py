@@ -177,15 +177,16 @@ def first_displays(shown: Ints) -> tuple[Ints, Ints]:
 class SessionPlan(Struct, frozen=True, gc=False):
     """The plan of a session, in little memory.
 
-    `context` and `exclude` are packed; `explored` counts the positions of the slate that explored, `exploring` says
-    whether it counts as exploring for the budget of learning; `share` is that of such sessions in the journal.
+    `context` and `exclude` are packed; `explored` has a byte per position of the slate, 1 if it explored, and is empty
+    if none did; `exploring` says whether it counts as exploring for the budget of learning; `share` is that of such
+    sessions in the journal.
     """
 
     parameters_version: int
     slate: tuple[str, ...]
     context: bytes
     exclude: bytes
-    explored: int
+    explored: bytes
     exploring: bool = False
     share: float = 1.0
 

@@ -14,7 +14,7 @@ Rules that hold in this file (docs/design.md §4 and §5):
   they change nothing.
 - **Position** of a version in the journal: `window_end`, before which everything is closed; `journal_offset`, the
   record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
-  `progress`, the highest of each partition.
+  `progress`, the highest of each partition; `accounts`, the sums of all closed windows per ad (`accounts.py`).
 - **Restart**: read from resume_offset; up to journal_offset take only `opened`, `feedback` and the counts of sessions
   of open windows; then close every window that is due by the loaded progress (one may have been due when the version
   was made); then take everything.
@@ -51,6 +51,7 @@ from worker.stream.events import (
 )
 from worker.stream.feature_changes import width_of_context
 from worker.stream.folding import fold, one_thread, with_new_arms
+from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns, continued
 from worker.stream.troubles import Troubles
@@ -92,6 +93,7 @@ class Learner:
     history : published versions, at least the newest 8, in any order, possibly repeated
     made_under : settings by version, where known versions are made again (`replay --verify`)
     with_episodes : whether to assess closed windows, which is about half of the work
+    first : version 0, where it is not the prior (`starting.py`)
 
     Examples
     --------
@@ -110,6 +112,7 @@ class Learner:
         *,
         made_under: Mapping[int, LearningSettings] | None = None,
         with_episodes: bool = True,
+        first: Parameters | None = None,
     ) -> None:
         self._configured = settings
         self._made_under = {} if made_under is None else made_under
@@ -118,7 +121,7 @@ class Learner:
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
             check_columns(settings, len(arms))
-            first = Parameters.first(settings, tuple(arms))
+            first = first or Parameters.first(settings, tuple(arms))
             check_size(first)
             self._start(first)
         else:
@@ -126,7 +129,7 @@ class Learner:
 
     def _start(self, loaded: Parameters) -> None:
         self._configured = continued(self._configured, loaded.settings)
-        self._current = loaded
+        self._current, self._accounts = loaded, loaded.accounts
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
         #: How far the partitions have come, and what waits for windows to be closed.
@@ -272,6 +275,7 @@ class Learner:
         window = self.windows.close(
             end, session_timeout=settings.session_timeout, whole_slates=settings.unanswered == "passed"
         )
+        self._accounts = self._accounts.plus(window, parent, self._kept)
         if not window.plans:
             return
         kept, steps, rejected = dict(self._kept), None, None
@@ -293,6 +297,7 @@ class Learner:
         """Give a version its number and position in the journal, and make it the current one."""
         made = replace(
             self._at_position(candidate, offset),
+            model=rounded(candidate.model, intercept=candidate.settings.intercept),
             version=self._current.version + 1,
             parent_sha256=self._current.sha256,
             effective_at=effective_at,
@@ -321,6 +326,7 @@ class Learner:
             journal_offset=offset,
             resume_offset=offset + 1 if needed is None else needed,
             progress=self.watermark.by_partition(),
+            accounts=self._accounts,
         )
 
     def _set_current(self, parameters: Parameters, outcome: Outcome) -> None:

@@ -26,8 +26,9 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.groups import Groups
 from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Exploration, Policy, policy_named
+from worker.bandit.policies import Exploration, Fixed, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
+from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import (
@@ -40,8 +41,18 @@ from worker.stream.contexts import (
     without_gaps,
 )
 from worker.stream.features import FormerFeatures
-from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
-from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
+from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, is_number
+from worker.stream.version_records import (
+    COUNTS,
+    IF_SET,
+    PLAIN,
+    ArmRecord,
+    StartRecord,
+    VersionRecord,
+    array_in,
+    digest_of,
+    document_of,
+)
 
 #: A threshold above every score.
 NEVER: Final = 1e300
@@ -51,6 +62,7 @@ NEVER: Final = 1e300
 class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
+    `accounts` are the sums per ad of all windows that were closed when it was made.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
     the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
@@ -59,6 +71,8 @@ class Parameters:
     come before all sessions under them are over.
     `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
     version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
+    `started_from` is the history behind version 0, which all later versions name, too. A version that learned from the
+    sessions of another system is `imported`.
     """
 
     version: int
@@ -72,6 +86,7 @@ class Parameters:
     journal_offset: int = -1
     resume_offset: int = 0
     progress: Mapping[int, int] = field(default_factory=dict)
+    accounts: Accounts = field(default=NOTHING, repr=False)
     frozen: bool = False
     folds: int = 0
     clock: float = 0.0
@@ -89,6 +104,8 @@ class Parameters:
     former: FormerFeatures | None = field(default=None, repr=False)
     former_until: int = 0
     shares: Shares = ALL
+    started_from: StartRecord | None = None
+    imported: bool = False
     kernels: str = field(default="", compare=False)
     known_sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
@@ -138,6 +155,7 @@ class Parameters:
 
         Features of ads that are not declared are inferred from the arms; raise `InputError` if an arm does not fit.
         """
+        check_order(settings.order, arms)
         features = with_ads(settings.features, arms)
         if features is not settings.features:
             settings = replace(settings, features=features)
@@ -173,6 +191,11 @@ class Parameters:
         return {arm.arm: index for index, arm in enumerate(self.arms)}
 
     @property
+    def is_warming_up(self) -> bool:
+        """Whether slates are drawn at random until enough is learned; a fixed order does not wait for that."""
+        return self.folds < self.settings.warmup and policy_named(self.settings.policy) is not Fixed
+
+    @property
     def awaits_standardisation(self) -> bool:
         """Whether the next fold has to estimate centre and scale of contexts first."""
         return self.settings.standardise and self.standardisation is None and self.folds == 0
@@ -206,7 +229,7 @@ class Parameters:
 
     def policy(self) -> Policy:
         """Return the policy of this version."""
-        settings = self.settings
+        settings, index = self.settings, self.indices if self.settings.order else {}
         return policy_named(settings.policy).under(
             Exploration(
                 beta=self.beta,
@@ -215,6 +238,7 @@ class Parameters:
                 epsilon=settings.epsilon,
                 thresholds=self.thresholds or (0.0,) * settings.horizon,
                 ties=self.ties or None,
+                order=tuple(index[arm] for arm in settings.order if arm in index),
             )
         )
 
@@ -376,15 +400,14 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         arms=tuple([_arm(arm) for arm in record.arms]),
         model=model,
         progress={int(partition): time for partition, time in record.progress.items()},
-        ties=record.ties,
         answers=counts,
         standardisation=standardisation,
         pending=pending,
-        kernels=record.kernels,
+        accounts=NOTHING if record.accounts is UNSET else Accounts.read(record.accounts, len(record.arms)),
         former=None if record.former_features is UNSET else record.former_features,
         former_until=record.former_until,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
-        **{name: getattr(record, name) for name in PLAIN},
+        **{name: getattr(record, name) for name in (*PLAIN, *IF_SET)},
     )
 
 

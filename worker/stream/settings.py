@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Final
 
@@ -15,7 +16,7 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES, check_combination
 from worker.errors import InputError
-from worker.stream.features import LONGEST_NAME, TAKEN, Features, widest
+from worker.stream.features import LONGEST_NAME, TAKEN, Features, listed, widest
 
 #: What a display without feedback means: the user left without a click, or saw it and passed.
 UNANSWERED = ("left", "passed")
@@ -88,7 +89,7 @@ class LearningSettings:
     Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `spread`:
     how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
     "auto". `answers`: whether the rates at which users go on are learned, or all go on. `learn_at_most`: sessions per
-    window that are learned from, about; 0: all.
+    window that are learned from, about; 0: all. `order`: ids of the arms that the policy fixed shows first.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
@@ -117,6 +118,7 @@ class LearningSettings:
     standardise: bool = True
     features: Features | None = None
     learn_at_most: int = 300_000
+    order: tuple[str, ...] = ()
 
     @property
     def model_dim(self) -> int:
@@ -197,6 +199,16 @@ LEAST_SECONDS: Final = 0.1
 
 #: Settings that go with the model (see `continued`). The first catalogue may complete the features, orders change them.
 KEPT_BY_MODEL: Final = ("standardise", "features", "dim")
+
+
+def check_order(order: Sequence[str], arms: Iterable[Arm]) -> None:
+    """Raise `InputError` if an order names an arm that a catalogue, if there is one, does not have."""
+    known = [arm.arm for arm in arms]
+    for arm in order:
+        if known and arm not in known:
+            near = get_close_matches(arm, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the catalogue has {listed(known, 5)}"
+            raise InputError(f"--order: there is no ad {arm!r}; {hint}")
 
 
 def check_same_model(settings: LearningSettings, published: LearningSettings) -> None:

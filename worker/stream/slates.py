@@ -81,7 +81,7 @@ class SlatePlanner:
     def _by_mode(self, arrivals: Sequence[Arrival]) -> list[tuple[Mode | None, Sequence[int]]]:
         """Split rows into sessions drawn at random as a whole, and sessions that the policy plans (None)."""
         settings = self.parameters.settings
-        if self.parameters.folds < settings.warmup:
+        if self.parameters.is_warming_up:
             rest: Mode | None = "warmup"
         else:
             rest = "random" if policy_named(settings.policy) is Random else None

@@ -13,8 +13,8 @@ Rules that hold in this file:
 from __future__ import annotations
 
 import hashlib
-from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -28,6 +28,7 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
+from worker.stream.accounts import NOTHING, AccountsRecord, accounts_size
 from worker.stream.chance import ALL
 from worker.stream.contexts import LEAST_SESSIONS, SCALES, WAITING
 from worker.stream.events import (
@@ -43,7 +44,8 @@ from worker.stream.events import (
     Reward,
     described,
 )
-from worker.stream.features import Features, FormerFeatures
+from worker.stream.features import Features, FormerFeatures, widest
+from worker.stream.packing import bytes_per_number, packed, unpacked
 from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm, LearningSettings
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
@@ -55,17 +57,19 @@ _WHOLE: Final[dict[str, Any]] = {"minimum": 0, "maximum": MOST}
 
 
 class PackedArray(Struct, frozen=True):
-    """A float64 array, packed. Files may have nested lists by rows in its place."""
+    """A packed array. Files may have nested lists by rows in its place."""
 
     shape: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=2)]
     data: Annotated[
         str,
         described(
-            "base64 of little-endian float64 numbers, by rows.",
+            "base64 of little-endian numbers, by rows: float64, or if bytes is 5 float40, which is float32 (1 bit of "
+            "sign, 8 of exponent) with 31 bits of mantissa.",
             contentEncoding="base64",
             pattern="^[A-Za-z0-9+/]*={0,2}$",
         ),
     ]
+    bytes: Annotated[Literal[5, 8], described("Bytes of a number.")] = 8
 
 
 Array: TypeAlias = PackedArray | tuple[Number | tuple[Number, ...], ...]
@@ -158,6 +162,14 @@ class GroupsRecord(Struct, frozen=True, kw_only=True):
     strengths: Annotated[Array, described("Precision of each feature: the higher, the less it matters.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StartRecord:
+    """History that version 0 started from; later versions name it, too."""
+
+    sha256: Annotated[str, described("SHA-256, in hexadecimal, of its file.", pattern="^[0-9a-f]{64}$")]
+    trust: Annotated[Probability, described("Share of its information that counts.")]
+
+
 class VersionRecord(Struct, frozen=True, kw_only=True):
     """One version of the model, with the settings for serving and learning. Topic: parameters. Key: version mod 8.
 
@@ -172,7 +184,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         str,
         described(
             "SHA-256, in hexadecimal, of all fields except itself, made_at, effective_at, window_end, the offsets, "
-            "progress and kernels.",
+            "progress, accounts and kernels.",
             pattern="^[0-9a-f]{64}$",
         ),
     ]
@@ -187,6 +199,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]*)$")], Annotated[int, described("Its time.", **_WHOLE)]],
         described("Highest progress of each partition."),
     ]
+    accounts: AccountsRecord | UnsetType = UNSET
     frozen: Annotated[bool, described("Whether learning is frozen.")]
     folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
     clock: Annotated[Amount, described("t of M_t: folds, less where new ads or a change set the clock back.")]
@@ -243,6 +256,9 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
             **_WHOLE,
         ),
     ] = 0
+    order: Annotated[
+        tuple[Identifier, ...], described("Arms that the policy fixed shows first; the others follow in their order.")
+    ] = ()
     ties: Annotated[
         tuple[Rate, ...],
         described(
@@ -257,6 +273,10 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
             "computed for."
         ),
     ] = ""
+    started_from: StartRecord | None = None
+    imported: Annotated[bool, described("Whether the sessions were those of another system (adcascade import).")] = (
+        False
+    )
     learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
     answer_counts: AnswerRecord | UnsetType = UNSET
     former_features: FormerFeatures | UnsetType = UNSET
@@ -284,24 +304,19 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
 #: Fields of a version that its record has under the same name.
 PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
-    *(
-        "folds",
-        "clock",
-        "kept",
-        "changes",
-        "observations",
-        "expected_sessions",
-        "explore_budget",
-        "thresholds",
-        "radius",
-    ),
+    *("folds", "clock", "kept", "changes", "observations", "expected_sessions", "explore_budget"),
+    *("thresholds", "radius"),
 )
-#: Settings that a record has only if they are set.
-_OPTIONAL: Final = ("features", "learn_at_most")
+#: Fields of the same name that a record has only if they are set, and such settings.
+IF_SET: Final = ("ties", "kernels", "started_from", "imported")
+_OPTIONAL: Final = ("features", "learn_at_most", "order")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
-    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
-).union(["former_until"])
+    [
+        *("sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"),
+        *("accounts", "kernels", "former_until"),
+    ]
+)
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -330,22 +345,23 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     }
     if settings.learn_at_most:
         document["learn_at_most"] = settings.learn_at_most
+    if settings.order:
+        document["order"] = settings.order
     if settings.features is not None:
         document["features"] = settings.features.document()
-    if parameters.ties:
-        document["ties"] = parameters.ties
-    if parameters.kernels:
-        document["kernels"] = parameters.kernels
+    document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}
     if parameters.former is not None:
         document |= {"former_features": to_builtins(parameters.former), "former_until": parameters.former_until}
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
+    if parameters.accounts != NOTHING:
+        document["accounts"] = parameters.accounts.document()
     for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")
         target = document
         for part in outer:
             target = target.setdefault(part, {})
-        target[last] = {"shape": list(array.shape), "data": b64encode(array.astype("<f8").tobytes()).decode()}
+        target[last] = packed(name, array)
     return document
 
 
@@ -376,8 +392,7 @@ def array_in(document: Mapping[str, Any], name: str) -> Floats:
         value = value[part]
     try:
         if isinstance(value, Mapping):
-            packed = np.frombuffer(b64decode(value["data"], validate=True), "<f8")
-            return packed.astype(np.float64).reshape(value["shape"])
+            return unpacked(value)
         return np.array(value, dtype=np.float64)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise ParametersError(f"{name} is not an array of numbers: {error}") from None
@@ -407,14 +422,17 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     ids = len(orjson.dumps([arm.arm for arm in arms]))
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
-    sizes = [array.size for array in model.pack().values()]
+    declared += len(orjson.dumps(settings.order))
+    sizes = []
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
         sizes += [settings.dim] * len(SCALES)
         sizes += [(LEAST_SESSIONS - 1) * settings.dim, *[(LEAST_SESSIONS - 1) * settings.horizon] * 4]  # pending
-    packed = sum(_PER_ARRAY + 4 * (8 * size // 3 + 1) for size in sizes)
-    return RESERVE + ids + _PER_ARM * len(arms) + features + declared + packed
+    numbers = [8 * size for size in sizes]
+    numbers += [bytes_per_number(name) * array.size for name, array in model.pack().items()]
+    arrays = sum(_PER_ARRAY + 4 * (size // 3 + 1) for size in numbers)
+    return RESERVE + ids + accounts_size(len(arms)) + _PER_ARM * len(arms) + features + declared + arrays
 
 
 def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
@@ -423,7 +441,7 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     >>> from worker.stream.parameters import Parameters
     >>> arms = tuple(Arm(arm=str(n), reward=1.0) for n in range(60_000))
     >>> too_large(Parameters.first(LearningSettings(dim=32, model="additive", answers="all", standardise=False), arms))
-    '60,000 arms of 32 features take up to 27.8 MiB, more than the 16 MiB of a record: 34,246 such arms fit'
+    '60,000 arms of 32 features take up to 33.9 MiB, more than the 16 MiB of a record: 28,039 such arms fit'
     """
     arms, model, settings = parameters.arms, parameters.model, parameters.settings
     size = largest_size(arms, model, settings)
@@ -433,12 +451,17 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     nothing = type(model).prior(
         dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns)), horizon=settings.horizon
     )
-    fixed = largest_size((), nothing, settings)
+    inherited = model.pack().get("precision.inherited", np.zeros(0))
+    fixed = largest_size((), nothing, settings) + 4 * bytes_per_number("precision.inherited") * inherited.size // 3
     room = max(0, int((most - fixed) * len(arms) / max(1, size - fixed)))  # with ids as long as these on average
-    return (
+    reason = (
         f"{len(arms):,} arms of {model.dim} features take up to {size / 2**20:.1f} MiB, more than the "
         f"{most / 2**20:g} MiB of a record: {room:,} such arms fit"
     )
+    widths = [] if settings.features is None else [*settings.features.named_widths, *settings.features.ad_widths]
+    if not widths:
+        return reason
+    return f"{reason}; of {model.dim:,} columns of contexts and {columns:,} of ads, {widest(widths)}"
 
 
 def check_size(parameters: Parameters, most: int = VERSION_BYTES) -> None:

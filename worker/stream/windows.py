@@ -173,7 +173,7 @@ class OpenWindows:
             tuple([name(arm, arm) for arm in event.slate]),
             pack_context(event.context),
             pack_exclusions(event.exclude),
-            event.modes.count("explore"),
+            bytes([mode == "explore" for mode in event.modes]) if "explore" in event.modes else b"",
             is_exploring(event.modes),
             1.0 if event.share is None else event.share,
         )

@@ -18,10 +18,12 @@ from worker import __version__
 from worker.http.pages import BROWSER_HEADERS, Page, Route, page_of_file
 from worker.metrics import Metrics, Snapshot
 from worker.metrics.exposition import open_sessions
+from worker.stream.ad_figures import best_and_worst
 from worker.web.figures import columns, lately, least_answered, positions, recent, recent_users, top_arms, version
 
 FRESH: Final = 0.5  # seconds for which an answer is reused
 RECENT_WINDOWS: Final = 10
+MOST_ADS: Final = 10  # ads with the highest revenue, and others, whose figures are shown
 MOST_USERS: Final = 64  # recent contexts that the figures of the arms are averaged over
 MOST_LAG: Final = 10_000  # records of one topic that may be unread
 
@@ -105,6 +107,7 @@ class StatusDocument:
             "positions": positions(snapshot),
             "parameters": version(snapshot, time),
             "arms": [] if snapshot.parameters is None else top_arms(snapshot.parameters, users),
+            "ads": None if snapshot.parameters is None else best_and_worst(snapshot.parameters, MOST_ADS),
             "answered": least_answered(snapshot),
             "features": recent_users(snapshot.parameters, users),
             "users": len(users),

@@ -13,7 +13,7 @@ from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.learning import AUTO
-from worker.bandit.policies import POLICIES
+from worker.bandit.policies import POLICIES, Fixed
 from worker.cli.options.parser import Option, count, filled, grouped, number
 from worker.cli.options.times import time_option
 from worker.errors import InputError
@@ -27,6 +27,11 @@ _LIMITS = Limits()
 _SHARE = number(least=0, most=1)
 
 
+def id_list(text: str) -> tuple[str, ...]:
+    """Read ids of ads, separated by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 _LEARNING = grouped(
     "serving and learning",
     count("dim", "number d of context features (default: that of [features.context] or the published parameters)"),
@@ -36,6 +41,12 @@ _LEARNING = grouped(
     Option("intercept", "base rate shared by all ads; without it, additive is the model of the paper", flag=True),
     Option("answers", "share of users who go on after no click: learned, or all of them", choices=ANSWERS),
     Option("policy", "policy that chooses the slates", choices=POLICIES),
+    Option(
+        "order",
+        "ads that the policy fixed shows first, ID,…; the others follow in the order of the catalogue",
+        parse=id_list,
+        metavar="LIST",
+    ),
     Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     Option("bonus", "exploration bonus added to Q", choices=BONUSES),
     Option("beta", "strength of exploration, in standard deviations, or theory", parse=number("theory", least=0)),
@@ -154,6 +165,12 @@ def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
     """Return the declared features of ads; None if none are declared, so that the catalogue may have any."""
     declared: Features | None = options.features
     return declared.ads or None if declared is not None else None
+
+
+def check_fixed(options: argparse.Namespace) -> None:
+    """Raise `InputError` if an order is given to another policy than fixed."""
+    if options.order and options.policy != Fixed.name:
+        raise InputError("--order is for --policy fixed only: other policies find their order")
 
 
 def limits(options: argparse.Namespace) -> Limits:

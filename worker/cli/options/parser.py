@@ -440,7 +440,7 @@ def _parse(option: Option, given: Any, where: str) -> Any:
 
 
 def _parse_one(option: Option, given: Any, where: str) -> Any:
-    text = str(given)
+    text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
     if option.choices and text not in option.choices:
         near = did_you_mean(text, option.choices)
         raise InputError(f"{where}: unknown value {text!r}{near or ';'} one of {', '.join(option.choices)}")

@@ -146,10 +146,10 @@ function showCharts({ windows, simulated, parameters }) {
 }
 
 /** Keep one table row per item: `create` makes a row, `update` fills it. */
-function fillRows(id, items, nothing, create, update) {
+function fillRows(id, items, nothing, create, update, columns = 5) {
   const body = $(id).tBodies[0];
   if (!items.length) {
-    body.replaceChildren(make("tr", { class: "none" }, make("td", { colspan: "5" }, nothing)));
+    body.replaceChildren(make("tr", { class: "none" }, make("td", { colspan: String(columns) }, nothing)));
     return;
   }
   if (body.querySelector(".none")) body.replaceChildren();
@@ -205,6 +205,20 @@ function showArms({ arms, users, parameters }) {
   const hidden = parameters ? parameters.active - arms.filter((one) => one.active).length : 0;
   const whom = users ? `averaged over ${count(users)} recent user${users === 1 ? "" : "s"}` : "for a user without features, as none has arrived yet";
   setText("arms-lead", `By expected revenue per display, ${whom}${hidden > 0 ? `; ${count(hidden)} more` : ""}.`);
+}
+
+function showAds({ ads }) {
+  const create = () => make("tr", {}, make("th", { scope: "row" }), ...Array.from({ length: 10 }, () => make("td")));
+  fillRows("ads", ads?.sessions ? ads.ads : [], "No window with sessions is closed yet.", create, (row, { arm, total, today, note, does_badly }) => {
+    row.className = `${does_badly ? "dead" : ""} ${row.sectionRowIndex === ads.top ? "below" : ""}`;
+    row.cells[0].textContent = row.cells[0].title = arm;
+    [note ?? "", count(total.displays), count(total.clicks), percent(total.click_rate), short(total.revenue), short(total.revenue_per_thousand),
+      percent(total.answer_rate), percent(total.explored_share), count(today.displays), short(today.revenue)].forEach((text, index) => { row.cells[index + 1].textContent = text; });
+  }, 11);
+  if (!ads?.sessions) return;
+  const others = ads.hidden || ads.ads.length > ads.top ? `; below the line, those that do badly, or earn least per display${ads.hidden ? ` (${count(ads.hidden)} more: adcascade arms list)` : ""}` : "";
+  const since = new Date(ads.since).toISOString();
+  setText("ads-lead", `Closed windows, ${count(ads.sessions)} sessions since ${since.slice(0, 10)} ${since.slice(11, 16)} UTC; today is ${ads.day} (UTC), ${count(ads.sessions_today)} sessions. Highest revenue first${others}.`);
 }
 
 function showAnswered({ answered, parameters }) {
@@ -283,6 +297,7 @@ function show(status) {
   showRate(status);
   showCharts(status);
   showPositions(status);
+  showAds(status);
   showArms(status);
   showAnswered(status);
   showUsers(status);

@@ -1,0 +1,124 @@
+"""The figures of each ad, from the accounts of a version, and why an ad does badly, in words.
+
+An ad does badly if users hardly ever answer it (`episodes.py`), or if a display of it earns less than a quarter of what
+a display usually earns: the median over the active ads with enough displays. It is hardly clicked if its clicks are
+further below the median than its price is; else its price is the reason. It is judged from as many displays as would
+usually bring in the revenue of ten of its clicks. An ad that pays much and is rarely clicked does well.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+
+from worker.bandit.arrays import Floats, Ints
+from worker.stream.accounts import ROWS
+from worker.stream.episodes import COLLAPSED, LEAST_DISPLAYS, answering
+from worker.stream.parameters import Parameters
+
+#: Clicks that the usual revenue of the displays of an ad must stand for before it is judged.
+LEAST_CLICKS: Final = 10.0
+
+
+def all_figures(parameters: Parameters) -> dict[str, Any]:
+    """Return the figures of all ads, those with the highest revenue first, for machines.
+
+    >>> from dataclasses import replace
+    >>> from worker.stream.accounts import Accounts, Sums
+    >>> from worker.stream.settings import Arm, LearningSettings
+    >>> first = Parameters.first(LearningSettings(dim=1), tuple(Arm(arm=name, reward=2) for name in "abcd"))
+    >>> sums = np.array([[900, 800, 500, 9], [90, 80, 2, 0], [180, 160, 4, 0], [900, 700, 500, 0], [0, 0, 0, 9]])
+    >>> version = replace(first, accounts=Accounts(total=Sums(sessions=1000, ads=sums)))
+    >>> [(ad["arm"], ad["total"]["revenue_per_thousand"], ad["note"]) for ad in all_figures(version)["arms"]]
+    [('a', 180.0, None), ('b', 160.0, None), ('c', 4.0, 'hardly clicked'), ('d', 0.0, 'new: 9 displays')]
+    """
+    table = _Table(parameters)
+    return {**table.period, "arms": table.ads(table.order)}
+
+
+def best_and_worst(parameters: Parameters, most: int) -> dict[str, Any]:
+    """Return the figures of active ads: `most` with the highest revenue, and as many of the others.
+
+    Of those, the ones that do badly come first, by displays: they cost most. Then come those that earn least per
+    display, and last those with few displays. `top` is the number of the former, `hidden` of those left out.
+    """
+    table = _Table(parameters)
+    active = table.order[[parameters.arms[index].active for index in table.order.tolist()]]
+    best, others = active[:most], active[most:]
+    displays, revenue = table.total[0, others], table.total[ROWS.index("revenue"), others]
+    bad, few = np.isin(others, list(table.reasons)), displays < LEAST_DISPLAYS
+    within = np.where(bad | few, -displays, revenue / np.maximum(1.0, displays))
+    worst = others[np.lexsort((within, ~bad & few, ~bad))][:most]
+    shown = np.concatenate([best, worst])
+    return {**table.period, "ads": table.ads(shown), "top": len(best), "hidden": len(active) - len(shown)}
+
+
+class _Table:
+    """The sums of the ads of a version, (5, K), why ads do badly, and the order of their revenue."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._arms, self._accounts = parameters.arms, parameters.accounts
+        self.total, self._today = (sums.of(len(self._arms)) for sums in (self._accounts.total, self._accounts.today))
+        self.reasons = _reasons(parameters, self.total)
+        self.order: Ints = np.argsort(-self.total[ROWS.index("revenue")], kind="stable")
+        counted = self._accounts.total.sessions > 0
+        #: The time that the figures are of, in milliseconds, and the day, UTC.
+        self.period = {
+            "version": parameters.version,
+            "since": self._accounts.since if counted else None,
+            "until": parameters.window_end if counted else None,
+            "sessions": self._accounts.total.sessions,
+            "day": str(np.datetime64(self._accounts.day, "D")) if counted else None,  # of any year, unlike datetime
+            "sessions_today": self._accounts.today.sessions,
+        }
+
+    def ads(self, indices: Ints) -> list[dict[str, Any]]:
+        """Return ads with their figures."""
+        return [self._ad(index) for index in indices.tolist()]
+
+    def _ad(self, index: int) -> dict[str, Any]:
+        arm, displays = self._arms[index], float(self.total[0, index])
+        few = f"new: {displays:,.0f} displays" if arm.active and displays < LEAST_DISPLAYS else None
+        return {
+            "arm": arm.arm,
+            "reward": arm.reward,
+            "active": arm.active,
+            **({"features": dict(arm.features)} if arm.features else {}),
+            "total": _figures(self.total[:, index], self._accounts.total.sessions),
+            "today": _figures(self._today[:, index], self._accounts.today.sessions),
+            "note": self.reasons.get(index, few),
+            "does_badly": index in self.reasons,
+        }
+
+
+def _figures(sums: Floats, sessions: int) -> dict[str, float | None]:
+    """Return the figures of an ad over some sessions; a share of nothing is None."""
+    displays, clicks, revenue, answered, explored = sums.tolist()
+    return {
+        "displays": displays,
+        "clicks": clicks,
+        "click_rate": clicks / displays if displays else None,
+        "revenue": revenue,
+        "revenue_per_thousand": 1000 * revenue / sessions if sessions else None,
+        "answer_rate": answered / displays if displays else None,
+        "explored_share": explored / displays if displays else None,
+    }
+
+
+def _reasons(parameters: Parameters, sums: Floats) -> dict[int, str]:
+    """Return why active ads do badly, by index."""
+    displays, clicks, revenue, *_ = sums
+    active = np.array([arm.active for arm in parameters.arms], dtype=bool)
+    judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS))
+    with np.errstate(all="ignore"):
+        earned, rate = revenue[judged] / displays[judged], clicks[judged] / displays[judged]
+        rewards = parameters.rewards[judged]
+        usual, often, price = (median(one.tolist()) if len(judged) else 0.0 for one in (earned, rate, rewards))
+        known = usual * displays[judged] >= LEAST_CLICKS * rewards
+        few = rate * price < often * rewards  # clicks are further below the usual than the price is
+    bad = np.flatnonzero(known & (earned < COLLAPSED * usual)).tolist()
+    words = {int(judged[one]): "hardly clicked" if few[one] else "low revenue per display" for one in bad}
+    answered = answering(parameters)
+    return words | dict.fromkeys(answered.indices if answered else (), "hardly ever answered")
