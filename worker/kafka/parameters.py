@@ -91,7 +91,8 @@ def configured(settings: WorkerSettings, history: Sequence[Parameters]) -> tuple
     learning = with_dimension(settings.learning, settings.dim, history)
     if not history:
         check_columns(learning, len(settings.arms))
-    return learning, Parameters.first(learning, settings.arms)
+    # A version 0 by this configuration may not be possible: the features of ads may have changed since.
+    return learning, history[0] if history else Parameters.first(learning, settings.arms)
 
 
 # ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────

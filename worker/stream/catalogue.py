@@ -29,7 +29,15 @@ from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, scaled_ads, with_ads
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, FeaturesChange, Import, Order, Tag
-from worker.stream.feature_changes import columns_of, differences, features_of, new_share, recast, wanted_features
+from worker.stream.feature_changes import (
+    columns_of,
+    differences,
+    features_of,
+    new_share,
+    recast,
+    renamed_in,
+    wanted_features,
+)
 from worker.stream.features import Features, FormerFeatures, widest
 from worker.stream.parameters import NEVER, Parameters, ad_columns, counts_for, first_model, parameters_of
 from worker.stream.settings import KEPT_BY_MODEL, Arm, LearningSettings, check_columns
@@ -177,12 +185,12 @@ def _former(current: Parameters, features: Features, renamed: Mapping[str, str])
             f"sessions under the features before version {former.since} may be open until {until} UTC: give the order "
             "again then"
         )
-    names = {feature.name for feature in features.context}
+    context = () if before is None else before.context
     return FormerFeatures(
         since=current.version + 1,
         first=0 if former is None else former.since,
-        context=() if before is None else before.context,
-        renamed={old: new for old, new in renamed.items() if new in names},
+        context=context,
+        renamed=renamed_in(context, features.context, renamed),
     )
 
 

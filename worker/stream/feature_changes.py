@@ -57,8 +57,8 @@ def wanted_features(declared: Features, published: Features | None, renamed: Ren
         )
     _check_renamed(declared, published, renamed)
     return Features(
-        context=tuple(_known(feature, context, renamed) for feature in declared.context) or context,
-        ads=tuple(_known(feature, ads, renamed) for feature in declared.ads) or ads,
+        context=_known(declared.context, context, renamed) or context,
+        ads=_known(declared.ads, ads, renamed) or ads,
         crosses=declared.crosses if declared.context else crosses,
     )
 
@@ -67,33 +67,36 @@ def _parts(features: Features | None) -> tuple[tuple[Feature, ...], tuple[Featur
     return (_NOTHING,) * 3 if features is None else (features.context, features.ads, features.crosses)
 
 
+def renamed_in(before: Sequence[Feature], after: Sequence[Feature], renamed: Renamed) -> dict[str, str]:
+    """Return the new names that concern these features: others may have the same names."""
+    names, wanted = ({feature.name for feature in part} for part in (before, after))
+    return {old: new for old, new in renamed.items() if old in names - wanted and new in wanted - names}
+
+
 def _check_renamed(declared: Features, published: Features | None, renamed: Renamed) -> None:
     for old, new in renamed.items():
-        for before, after in zip(_parts(published)[:2], _parts(declared)[:2], strict=True):
-            kinds, wanted = ({feature.name: feature.kind for feature in part} for part in (before, after))
-            if kinds.get(old) is not None and old not in wanted and new in wanted and new not in kinds:
-                if kinds[old] != wanted[new]:
-                    raise InputError(f"{old!r} is a {kinds[old]} and {new!r} a {wanted[new]}: that is no other name")
-                break
-        else:
+        pairs = zip(_parts(published)[:2], _parts(declared)[:2], strict=True)
+        if not any(old in renamed_in(before, after, {old: new}) for before, after in pairs):
             raise InputError(
                 f"{old!r} cannot become {new!r}: the published features must have the first and the declared ones the "
                 "second, in place of it"
             )
 
 
-def _known(feature: Feature, published: Sequence[Feature], renamed: Renamed) -> Feature:
-    """Return a declared feature with the scale of ads, and the first name, of the published one that it continues."""
-    before = _origin(feature, published, renamed)
-    if before is None or before.kind != feature.kind:
-        return feature.declared
-    if feature.kind == "number":
-        return msgspec.structs.replace(feature.declared, centre=before.centre, scale=before.scale)
-    first = before.hash_name
-    return msgspec.structs.replace(feature.declared, hashed_as="" if first == feature.name else first)
+def _known(declared: Sequence[Feature], published: Sequence[Feature], renamed: Renamed) -> tuple[Feature, ...]:
+    """Return declared features with scales of ads, and first names, of the published ones that they continue."""
+    names, known = renamed_in(published, declared, renamed), list[Feature]()
+    for feature in declared:
+        plain, before = feature.declared, _origin(feature, published, names)
+        if before is not None and before.kind == feature.kind:
+            first = "" if feature.kind == "number" or before.hash_name == feature.name else before.hash_name
+            plain = msgspec.structs.replace(plain, centre=before.centre, scale=before.scale, hashed_as=first)
+        known.append(plain)
+    return tuple(known)
 
 
 def _origin(feature: Feature, published: Sequence[Feature], renamed: Renamed) -> Feature | None:
+    """Return the published feature that one continues; `renamed` concerns these."""
     by_name = {renamed.get(one.name, one.name): one for one in published}
     return by_name.get(feature.name)
 
@@ -119,14 +122,15 @@ def differences(before: Features | None, after: Features | None, renamed: Rename
     """
     renamed, found = renamed or {}, list[Difference]()
     for of, old, new in zip(("contexts", "ads"), _parts(before)[:2], _parts(after)[:2], strict=True):
-        continued = set[str]()
+        continued, names = set[str](), renamed_in(old, new, renamed)
         for feature in new:
-            known = _origin(feature, old, renamed)
+            known = _origin(feature, old, names)
             continued |= {known.name} if known is not None else set()
             found += _of_feature(known, feature, of)
         found += [Difference("−", one.name, f"{_described(one)} of {of}") for one in old if one.name not in continued]
+    names = renamed_in(_parts(before)[0], _parts(after)[0], renamed)
     crosses = [
-        {frozenset(renamed.get(name, name) for name in pair): " × ".join(pair) for pair in _parts(one)[2]}
+        {frozenset(names.get(name, name) for name in pair): " × ".join(pair) for pair in _parts(one)[2]}
         for one in (before, after)
     ]
     for sign, these, others in (("+", crosses[1], crosses[0]), ("−", crosses[0], crosses[1])):
@@ -180,7 +184,7 @@ def _places(before: Sequence[Hashable], after: Sequence[Hashable]) -> Ints:
 
 def continued_columns(before: Sequence[Feature], after: Sequence[Feature], renamed: Renamed) -> Ints:
     """Return for each column of the features `after` the one of `before` that it continues, −1 for a new one."""
-    return _places(_keys(before, renamed), _keys(after, {}))
+    return _places(_keys(before, renamed_in(before, after, renamed)), _keys(after, {}))
 
 
 class Columns(NamedTuple):
@@ -199,7 +203,7 @@ def columns_of(before: LearningSettings, after: Features, renamed: Renamed) -> C
         same = np.arange(before.dim, dtype=np.intp)
         return Columns(same, same, ad_columns)
     keys = []
-    for features, names in ((before.features, renamed), (after, {})):
+    for features, names in ((before.features, renamed_in(context, after.context, renamed)), (after, {})):
         whole = {one.name: (names.get(one.name, one.name), one.kind, one.columns) for one in features.context}
         keys.append(features.crossing.keys(_keys(features.context, names), whole))
     return Columns(continued_columns(context, after.context, renamed), _places(*keys), ad_columns)
@@ -246,7 +250,8 @@ def recast(parameters: Parameters, features: Features, renamed: Renamed) -> Para
     """Return a version under another declaration, with all that is known by name."""
     settings, known, pending = parameters.settings, parameters.standardisation, parameters.pending
     columns = columns_of(settings, features, renamed)
-    arms = tuple(_recast_arm(arm, features.ads, renamed) for arm in parameters.arms)
+    names = renamed_in(_parts(settings.features)[1], features.ads, renamed)
+    arms = tuple(_recast_arm(arm, features.ads, names) for arm in parameters.arms)
     features = replace(features, ads=scaled_ads(features.ads, arms))
     settings = replace(settings, features=features, dim=features.dim or settings.dim)
     if features.context:
