@@ -267,7 +267,8 @@ def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: 
     arms("retire a")
     listed = arms("list --json -").json["arms"]
     added = {"arm": "c", "reward": 4.0, "active": True, "features": {"price": 7.0, "brand": "n"}}
-    assert listed[2] == {**added, "answer_rate": 1.0, "displays": 0.0}
+    assert listed[2].items() >= added.items()
+    assert listed[2]["total"]["displays"] == 0
     assert listed[0]["features"] == {"price": 10.5, "brand": "n"}
     assert "price" in arms("list").out
     (tmp_path / "arms.csv").write_text("arm,reward,price,brand\nb,2,3.5,7\nc,4,7,n\n")

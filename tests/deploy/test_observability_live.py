@@ -20,8 +20,8 @@ from tests.programs import eventually, free_port, needs
 from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
 
-#: The demo serves no ads over HTTP.
-ABSENT = tuple(spec.name for spec in (*HTTP_CATALOGUE, *GATEWAY_CATALOGUE))
+#: The demo serves no ads over HTTP, and has no consumer that could lag.
+ABSENT = (*(spec.name for spec in (*HTTP_CATALOGUE, *GATEWAY_CATALOGUE)), "adcascade_consumer_lag_records")
 
 
 def asked(url: str, **query: str) -> Any:
