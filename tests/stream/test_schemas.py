@@ -211,7 +211,7 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
     waiting = replace(Parameters.first(LearningSettings(dim=3), (Arm(arm="a", reward=1.0),)), pending=empty)
     pending = json.loads(encode_parameters(waiting))
     additive = replace(
-        Parameters.first(LearningSettings(dim=3, model="additive"), (Arm(arm="a", reward=1.0),)),
+        Parameters.first(LearningSettings(dim=3, model="additive", order=("a",)), (Arm(arm="a", reward=1.0),)),
         ties=(0.5,) * 5,
         shares=Shares(1.0, 0.25),
         kernels="numpy 2.4.6",

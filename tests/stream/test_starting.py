@@ -11,6 +11,7 @@ import pytest
 from worker.bandit.click_model import Observations
 from worker.errors import InputError
 from worker.stream.features import Features
+from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.starting import Start, started
@@ -38,7 +39,7 @@ def learned(displays: int = 400, shown: int = 4, **changes: Any) -> Parameters:
     answers = first.answers
     if answers is not None:
         answers = answers.plus(positions=sessions * 0, arms=arms, answered=np.ones(displays))
-    model = first.model.fold(seen, estimator="laplace").model
+    model = rounded(first.model.fold(seen, estimator="laplace").model, intercept=first.settings.intercept)
     return replace(first, version=7, folds=7, clock=7.0, model=model, answers=answers, observations=displays)
 
 
@@ -57,6 +58,11 @@ def test_the_information_and_the_counts_of_the_history_count_by_the_trust(trust:
     assert HISTORY.answers is not None
     assert np.allclose(first.answers.displayed, trust * HISTORY.answers.displayed)
     assert (first.version, first.model == HISTORY.model) == (0, trust == 1)
+
+
+def test_version_0_is_rounded_as_every_version_is() -> None:
+    first = start(trust=0.3)
+    assert rounded(first.model, intercept=True) is first.model
 
 
 def test_sessions_of_another_system_are_trusted_less_by_default() -> None:

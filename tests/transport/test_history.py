@@ -28,7 +28,7 @@ FIRST = Parameters.first(settings(), ARMS)
 
 
 def versions(count: int, every: int = 600_000) -> list[Parameters]:
-    return [replace(FIRST, version=number, made_at=START + number * every) for number in range(count)]
+    return [replace(FIRST, version=number, made_at=START + number * every, folds=number) for number in range(count)]
 
 
 class Topic(Cluster):

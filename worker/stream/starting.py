@@ -27,6 +27,7 @@ from worker.stream.ad_features import check_ads
 from worker.stream.catalogue import align, align_answers
 from worker.stream.features import Feature, Features, listed
 from worker.stream.folding import one_thread
+from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters, confidence_radius
 from worker.stream.settings import Arm, LearningSettings, check_columns
 from worker.stream.version_records import StartRecord, check_size
@@ -99,7 +100,7 @@ def started(
         version=0,
         settings=settings,
         arms=arms,
-        model=model.with_horizon(settings.horizon),
+        model=rounded(model.with_horizon(settings.horizon), intercept=settings.intercept),
         folds=max(settings.warmup, 1) if fresh <= 0.5 else 0,
         clock=joined(history.clock, fresh, settings.horizon_episodes),
         observations=history.observations,
