@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -247,7 +248,7 @@ def test_orders_that_make_no_sense_are_refused_with_one_line() -> None:
     wide = declared({**CONTEXT, "word": {"hashed": 3000}})
     assert "'word' has the most, 3,000: hash it into fewer, or leave it out" in refused(learned(), wide)
     many = replace(learned(), settings=replace(learned().settings, window=10**8))
-    assert "MiB of a record: 0 such arms fit; of the features, 'word' has the most, 3,000" in refused(many, wide)
+    assert re.search(r"MiB of a record: 0 such arms fit; of .* 'word' has the most, 3,000", refused(many, wide))
     for names, reason in (
         ({"age": "device"}, "'age' cannot become 'device'"),
         ({"nobody": "years"}, "'nobody' cannot become 'years'"),

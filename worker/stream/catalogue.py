@@ -38,7 +38,7 @@ from worker.stream.feature_changes import (
     renamed_in,
     wanted_features,
 )
-from worker.stream.features import Features, FormerFeatures, widest
+from worker.stream.features import Features, FormerFeatures
 from worker.stream.parameters import NEVER, Parameters, ad_columns, counts_for, first_model, parameters_of
 from worker.stream.settings import KEPT_BY_MODEL, Arm, LearningSettings, check_columns
 from worker.stream.version_records import too_large
@@ -162,8 +162,7 @@ def _with_features(current: Parameters, order: FeaturesChange) -> Parameters | R
         check_columns(replace(current.settings, features=features, dim=dim), len(current.arms))
         changed = recast(current, features, renamed)
         if reason := too_large(changed):
-            widths = [*features.named_widths, *((one.name, one.width) for one in features.ads)]
-            raise InputError(f"{reason}; of the features, {widest(widths)}")
+            raise InputError(reason)
         if before is not None and features.context != before.context:
             changed = replace(changed, former=_former(current, features, renamed))
     except AdcascadeError as error:
