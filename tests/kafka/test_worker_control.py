@@ -17,7 +17,7 @@ from tests.programs import eventually
 from worker.errors import FailedError
 from worker.kafka.clients import append
 from worker.runtime.child import environment
-from worker.stream import version_records
+from worker.stream import version_sizes
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Import
 from worker.stream.settings import Arm
@@ -178,7 +178,7 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     eventually(lambda: worker.metric("adcascade_learning") == 1)
 
     # An order that does not fit: refused by the command, and by the learner if it comes by another way.
-    large = ArmChange(arm="x" * (version_records.VERSION_BYTES - 200_000), reward=1.0, active=True)
+    large = ArmChange(arm="x" * (version_sizes.VERSION_BYTES - 200_000), reward=1.0, active=True)
     with pytest.raises(FailedError, match="refused: 5 arms of 3 features take up to"):
         fleet.control.order(large)
     journal = fleet.names.journal

@@ -10,7 +10,7 @@ import pytest
 
 from worker.bandit.click_model import Observations
 from worker.errors import InputError
-from worker.stream import version_records
+from worker.stream import version_sizes
 from worker.stream.ad_features import MOST_INFERRED
 from worker.stream.catalogue import carry_out, catalogue_difference, describe_changes
 from worker.stream.chance import hashed_column
@@ -161,8 +161,8 @@ def test_the_bound_on_a_version_counts_features() -> None:
     long = tuple(Arm(arm=f"a{n}", reward=1.0, features={"text": f"{n:01000}"}) for n in range(50))
     declared = Features.of_table({"ads": {"text": {"hashed": 4}}})
     version = first(long, declared)
-    bound = version_records.largest_size(version.arms, version.model, version.settings)
-    assert 50_000 < len(encode_parameters(version)) <= bound - version_records.RESERVE + 2_000
+    bound = version_sizes.largest_size(version.arms, version.model, version.settings)
+    assert 50_000 < len(encode_parameters(version)) <= bound - version_sizes.RESERVE + 2_000
 
 
 PRICED = Features.of_table({"ads": {"reward": "number", "brand": ["north", "south"]}})

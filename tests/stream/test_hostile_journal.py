@@ -20,7 +20,7 @@ import worker.stream.windows as windows_module
 from tests.stream.scenes import feedback, opened, progress, written
 from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
-from worker.stream import version_records
+from worker.stream import version_sizes
 from worker.stream.accounts import ROWS, Accounts, Sums
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import (
@@ -262,8 +262,8 @@ def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monke
 
 def test_an_order_that_would_make_a_version_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Parameters.first(SETTINGS, ARMS)
-    now = version_records.largest_size(first.arms, first.model, first.settings)
-    monkeypatch.setattr(version_records.too_large, "__defaults__", (now + 400,))
+    now = version_sizes.largest_size(first.arms, first.model, first.settings)
+    monkeypatch.setattr(version_sizes.too_large, "__defaults__", (now + 400,))
     many = tuple(ArmEntry(arm=f"n{n}", reward=1.0, active=True) for n in range(5))
     orders = [
         ArmChange(arm="x" * 200, reward=1.0, active=True),
@@ -292,8 +292,8 @@ def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: 
     sums = Sums(sessions=MOST, ads=np.full((len(ROWS), len(arms)), reward))
     accounts = Accounts(since=MOST, day=MOST, total=sums, today=sums)
     parameters = replace(Parameters.first(LearningSettings(dim=dim, standardise=False), arms), accounts=accounts)
-    bound = version_records.largest_size(arms, parameters.model, parameters.settings)
-    reserved = bound - version_records.RESERVE
+    bound = version_sizes.largest_size(arms, parameters.model, parameters.settings)
+    reserved = bound - version_sizes.RESERVE
     assert reserved - 1_500 < len(encode_parameters(parameters)) <= reserved + 2_000
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.bandit.tastes import Tastes, answers_to, taste, tastes
 from worker.bandit.personal import PersonalModel
 from worker.errors import EstimationError, InputError
-from worker.stream import version_records
+from worker.stream import version_sizes
 from worker.stream.encoding import encode_journal
 from worker.stream.events import Import
 from worker.stream.features import Features
@@ -20,7 +20,8 @@ from worker.stream.learner import Learner
 from worker.stream.packing import SHORT, nearest, packed, rounded, unpacked
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_records import encode_parameters, largest_size, parameters_document
+from worker.stream.version_records import encode_parameters, parameters_document
+from worker.stream.version_sizes import largest_size
 
 INFORMATION = "precision.information"
 numbers = st.lists(st.floats(-1e38, 1e38), min_size=1, max_size=20).map(np.array)
@@ -119,7 +120,7 @@ def test_an_import_is_refused_if_what_left_out_ads_have_said_makes_the_version_t
     room = largest_size(first.arms, first.model, first.settings) + 500
     order = encode_journal(Import(parameters=parameters_document(given), arms=False))
     with monkeypatch.context() as patch:
-        patch.setattr(version_records.too_large, "__defaults__", (room,))
+        patch.setattr(version_sizes.too_large, "__defaults__", (room,))
         (refusal,) = learner.handle([(0, order)]).refusals
     assert refusal.reason.endswith(
         "of 9 columns of contexts and 2 of ads, 'city' has the most, 8: hash it into fewer, or leave it out"

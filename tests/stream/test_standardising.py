@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 
 from tests.stream.scenes import feedback, opened, progress, written
 from worker.errors import InputError, ParametersError
-from worker.stream import version_records
+from worker.stream import version_sizes
 from worker.stream.ad_features import with_ads
 from worker.stream.catalogue import Refusal, carry_out
 from worker.stream.contexts import (
@@ -336,8 +336,8 @@ def test_no_version_has_more_sessions_waiting_than_there_can_be() -> None:
     assert version.folds == 0
     with pytest.raises(ParametersError, match="198 sessions are pending, at most 99 can be"):
         replace(version, pending=version.pending.followed_by(version.pending.renamed([-1] * 3)))
-    bound = version_records.largest_size(version.arms, version.model, version.settings)
-    assert len(encode_parameters(version)) <= bound - version_records.RESERVE + 2_000
+    bound = version_sizes.largest_size(version.arms, version.model, version.settings)
+    assert len(encode_parameters(version)) <= bound - version_sizes.RESERVE + 2_000
 
 
 # ── one scale on every path ──────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicMetadata
 from worker.errors import FailedError
 from worker.kafka.connection import SILENT_LOG, Connection, reason_of
 from worker.stream.topology import ONLY_PARTITION, Record
-from worker.stream.version_records import VERSION_BYTES
+from worker.stream.version_sizes import VERSION_BYTES
 
 T = TypeVar("T")
 

@@ -37,7 +37,8 @@ from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.stream.troubles import Troubles
-from worker.stream.version_records import VERSION_BYTES, encode_parameters
+from worker.stream.version_records import encode_parameters
+from worker.stream.version_sizes import VERSION_BYTES
 from worker.stream.versions import RoundedError, version_key
 
 log = logging.getLogger(__name__)

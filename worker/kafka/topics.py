@@ -19,7 +19,7 @@ from worker.kafka.clients import REQUEST_TIMEOUT, admin_client, existing_topics,
 from worker.kafka.connection import Connection, reason_of
 from worker.stream.events import MOST_PARTITIONS
 from worker.stream.topology import LEAST_BYTES, MOST_BYTES, Topics
-from worker.stream.version_records import VERSION_BYTES
+from worker.stream.version_sizes import VERSION_BYTES
 
 log = logging.getLogger(__name__)
 

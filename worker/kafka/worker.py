@@ -23,7 +23,7 @@ from worker.runtime.supervision import supervised
 from worker.runtime.watch import CatalogueCheck, different, ignored_features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings, ignored_scale
-from worker.stream.version_records import check_size
+from worker.stream.version_sizes import check_size
 from worker.web.status import status_routes
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import check_columns
 from worker.stream.slates import prepared
-from worker.stream.version_records import check_size
+from worker.stream.version_sizes import check_size
 from worker.stream.versions import Versions
 from worker.web.status import status_routes
 

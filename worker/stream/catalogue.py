@@ -41,7 +41,7 @@ from worker.stream.feature_changes import (
 from worker.stream.features import Features, FormerFeatures
 from worker.stream.parameters import NEVER, Parameters, ad_columns, counts_for, first_model, parameters_of
 from worker.stream.settings import KEPT_BY_MODEL, Arm, LearningSettings, check_columns
-from worker.stream.version_records import too_large
+from worker.stream.version_sizes import too_large
 from worker.stream.versions import KEPT
 
 

@@ -55,7 +55,7 @@ from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns, continued
 from worker.stream.troubles import Troubles
-from worker.stream.version_records import check_size
+from worker.stream.version_sizes import check_size
 from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
 from worker.stream.windows import OpenWindows, Watermark
 

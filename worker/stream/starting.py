@@ -30,7 +30,8 @@ from worker.stream.folding import one_thread
 from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters, confidence_radius
 from worker.stream.settings import Arm, LearningSettings, check_columns
-from worker.stream.version_records import StartRecord, check_size
+from worker.stream.version_records import StartRecord
+from worker.stream.version_sizes import check_size
 
 #: Displays of an ad from which on the history knows it.
 LEAST_DISPLAYS: Final = 20

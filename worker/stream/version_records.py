@@ -1,19 +1,15 @@
-"""The JSON record of a version: its types, its hash, and a bound on its size.
+"""The JSON record of a version: its types and its hash.
 
 Rules that hold in this file:
 
 - The same version gives the same bytes. The hash covers everything but the time and position at which it was made.
 - A field that is absent has its usual value, which the types say.
-- The size has an upper bound that follows from the number of arms, their ids and features, the shape of the model and
-  the sessions that may be pending. No reward and no estimate changes it, so a version whose bound fits can be
-  published with any estimate. This limits the number of arms.
-- Only what adds arms is refused. What else a version holds has the `RESERVE`: settings, thresholds, progress.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -24,13 +20,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType, to_builtins
 from worker.bandit import MODELS
 from worker.bandit.arrays import Floats
 from worker.bandit.bonuses import BONUSES
-from worker.bandit.click_model import ClickModel
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
-from worker.errors import InputError, ParametersError
-from worker.stream.accounts import NOTHING, AccountsRecord, accounts_size
+from worker.errors import ParametersError
+from worker.stream.accounts import NOTHING, AccountsRecord
 from worker.stream.chance import ALL
-from worker.stream.contexts import LEAST_SESSIONS, SCALES, WAITING
+from worker.stream.contexts import SCALES, WAITING
 from worker.stream.events import (
     MOST,
     Active,
@@ -44,9 +39,9 @@ from worker.stream.events import (
     Reward,
     described,
 )
-from worker.stream.features import Features, FormerFeatures, widest
-from worker.stream.packing import bytes_per_number, packed, unpacked
-from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm, LearningSettings
+from worker.stream.features import Features, FormerFeatures
+from worker.stream.packing import packed, unpacked
+from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
     from worker.stream.parameters import Parameters
@@ -402,69 +397,3 @@ def digest_of(document: Mapping[str, Any]) -> str:
     """Return the hash of a record over all that it covers."""
     covered = {name: value for name, value in document.items() if name not in _UNCOVERED}
     return hashlib.sha256(orjson.dumps(covered, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-# ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-#: Bytes of the largest record of a version; the topic `parameters` takes it.
-VERSION_BYTES: Final = 16 << 20
-#: Bytes for everything but arms and model: the progress of 10,000 partitions, for instance.
-RESERVE: Final = 256 << 10
-#: Bytes of an arm without its id: names, marks, and the longest number.
-_PER_ARM: Final = len(b'{"active":false,"arm":,"reward":},') + 24
-_PER_ARRAY: Final = 128
-#: Bytes for the features of an arm, without themselves; numbers may be written longer than they are given.
-_PER_FEATURES: Final = len(b'"features":,')
-
-
-def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSettings) -> int:
-    """Return the most bytes that the record of a version with these arms, this model and these settings can have."""
-    ids = len(orjson.dumps([arm.arm for arm in arms]))
-    features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
-    declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
-    declared += len(orjson.dumps(settings.order))
-    sizes = []
-    if settings.answers == "learned":
-        sizes += [len(arms) * settings.horizon] * len(COUNTS)
-    if settings.standardise:
-        sizes += [settings.dim] * len(SCALES)
-        sizes += [(LEAST_SESSIONS - 1) * settings.dim, *[(LEAST_SESSIONS - 1) * settings.horizon] * 4]  # pending
-    numbers = [8 * size for size in sizes]
-    numbers += [bytes_per_number(name) * array.size for name, array in model.pack().items()]
-    arrays = sum(_PER_ARRAY + 4 * (size // 3 + 1) for size in numbers)
-    return RESERVE + ids + accounts_size(len(arms)) + _PER_ARM * len(arms) + features + declared + arrays
-
-
-def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
-    """Return why a version does not fit into a record with anything that it may learn; None if it does.
-
-    >>> from worker.stream.parameters import Parameters
-    >>> arms = tuple(Arm(arm=str(n), reward=1.0) for n in range(60_000))
-    >>> too_large(Parameters.first(LearningSettings(dim=32, model="additive", answers="all", standardise=False), arms))
-    '60,000 arms of 32 features take up to 33.9 MiB, more than the 16 MiB of a record: 28,039 such arms fit'
-    """
-    arms, model, settings = parameters.arms, parameters.model, parameters.settings
-    size = largest_size(arms, model, settings)
-    if size <= most:
-        return None
-    columns = 0 if settings.features is None else settings.features.ad_dim
-    nothing = type(model).prior(
-        dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns)), horizon=settings.horizon
-    )
-    inherited = model.pack().get("precision.inherited", np.zeros(0))
-    fixed = largest_size((), nothing, settings) + 4 * bytes_per_number("precision.inherited") * inherited.size // 3
-    room = max(0, int((most - fixed) * len(arms) / max(1, size - fixed)))  # with ids as long as these on average
-    reason = (
-        f"{len(arms):,} arms of {model.dim} features take up to {size / 2**20:.1f} MiB, more than the "
-        f"{most / 2**20:g} MiB of a record: {room:,} such arms fit"
-    )
-    widths = [] if settings.features is None else [*settings.features.named_widths, *settings.features.ad_widths]
-    if not widths:
-        return reason
-    return f"{reason}; of {model.dim:,} columns of contexts and {columns:,} of ads, {widest(widths)}"
-
-
-def check_size(parameters: Parameters, most: int = VERSION_BYTES) -> None:
-    """Raise `InputError` if a version does not fit into a record."""
-    if reason := too_large(parameters, most):
-        raise InputError(f"the catalogue is too large: {reason}")
