@@ -38,6 +38,7 @@ from worker.cli.main import COMMANDS, load
 from worker.cli.options.brokers import connection
 from worker.cli.options.parser import build_parser, resolve
 from worker.cli.reference import reference
+from worker.http.problems import PROBLEMS
 from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS
 from worker.stream.feedback import check_token
@@ -205,6 +206,19 @@ def test_every_kind_of_trouble_is_explained() -> None:
 def test_every_reason_of_a_dead_letter_is_explained() -> None:
     (table,) = re.findall(r"\| reason \| usual cause \|\n(.*?)\n\n", TEXTS[ROOT / "docs/operations.md"], re.DOTALL)
     assert [reason for reason in DEAD_LETTER_REASONS if f"`{reason}`" not in table] == []
+
+
+def test_every_problem_over_http_has_its_status_and_an_advice() -> None:
+    (table,) = re.findall(
+        r"\| status \| reason \| what to do \|\n(.*?)\n\n", TEXTS[ROOT / "docs/clients.md"], re.DOTALL
+    )
+    rows = [
+        (re.findall(r"\d+", status), re.findall(r"`(.*?)`", reasons))
+        for status, reasons, _ in (line.split(" | ") for line in table.splitlines()[1:])
+    ]
+    assert sorted(reason for _, reasons in rows for reason in reasons) == sorted(PROBLEMS)
+    wrong = [reasons for statuses, reasons in rows if {str(PROBLEMS[one].status) for one in reasons} != set(statuses)]
+    assert wrong == []
 
 
 def test_every_alert_is_explained() -> None:

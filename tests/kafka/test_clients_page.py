@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,12 +23,14 @@ from tests.programs import eventually, needs
 pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
+(FEATURES,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.M | re.S)
 EXAMPLES = dict(re.findall(r"^<!-- client: (\w+) -->\n```\w+\n(.*?)^```$", PAGE, re.M | re.S))
 
 Command = Callable[[Path], list[str]]
 #: By example: its file, and the command that runs it.
 PROGRAMS: dict[str, tuple[str, Command]] = {
     "curl": ("cascade.sh", lambda file: [_with_jq("curl"), "-euo", "pipefail", str(file)]),
+    "http": ("cascade.py", lambda file: [sys.executable, str(file)]),
     "node": ("cascade.mjs", lambda file: [needs("node", package="nodejs"), str(file)]),
     "go": ("cascade.go", lambda file: [_go(), "run", str(file)]),
     "java": ("Cascade.java", lambda file: [needs("java", package="openjdk-17-jdk"), str(file)]),
@@ -47,6 +50,22 @@ def _go() -> str:
     return pytest.skip("go is not installed") if found is None else found
 
 
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of the declaration on the page."""
+    file = tmp_path_factory.mktemp("features") / "adcascade.toml"
+    file.write_text(FEATURES, encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def served(address: str, features: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Topics with a worker that signs tokens and has the features of the page."""
+    with closing(Fleet(address, f"p{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("served"))) as made:
+        made.serving("--config", features, ADCASCADE_TOKEN_SECRET="a secret of twenty-odd bytes")
+        yield made
+
+
 @pytest.fixture(scope="module", params=["60s", "1ms"], ids=["patient", "hasty"])
 def gateway(served: Fleet, request: pytest.FixtureRequest) -> Iterator[Gateway]:
     """A gateway that waits for every decision, or for none: then examples meet fallback ads and slates."""
@@ -55,13 +74,13 @@ def gateway(served: Fleet, request: pytest.FixtureRequest) -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def alone(features: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """`adcascade serve`, without Kafka."""
     folder = tmp_path_factory.mktemp("serve")
     arms = folder / "arms.json"
     arms.write_bytes(orjson.dumps({arm.arm: arm.reward for arm in ARMS}))
     files = ("--catalog", str(arms), "--state", str(folder / "state"))
-    command = ("serve", "--dim", "5", "--port", "0", "--deadline", "60s", *files)
+    command = ("serve", "--config", features, "--port", "0", "--deadline", "60s", *files)
     with closing(Running(folder / "serve.log", *command)) as made:
         eventually(lambda: made.url and made.ready, what="serve is ready")
         yield made
@@ -71,8 +90,8 @@ def run(name: str, url: str, folder: Path, fleet: Fleet | None = None) -> None:
     """Run an example on the addresses of the test, and check that what it prints is a whole cascade."""
     file, command = PROGRAMS[name]
     text = EXAMPLES[name].replace("http://127.0.0.1:8080", url)
+    text = re.sub(r"timeout=[\d.]+", "timeout=300", text)  # the machines of tests may be slow
     if fleet is not None:
-        text = text.replace("timeout=0.2", "timeout=300")  # the machines of tests may be slow
         text = text.replace('Client("127.0.0.1:9092",', f'Client("{fleet.address}", prefix="{fleet.names.prefix}",')
     path = folder / file
     path.write_text(text, encoding="utf-8")
