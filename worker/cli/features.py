@@ -50,7 +50,7 @@ def apply(options: argparse.Namespace) -> None:
     if not options.yes:
         confirm(shown, "`adcascade features diff` shows them")
     after = target.order(FeaturesChange(features=wanted.declared.document(), renamed=dict(options.rename)))
-    done = f"{len(found)} changes; {in_force(after)}"
+    done = f"changes: {len(found)}; {in_force(after)}"
     write_result(options.json, {**record, **version_facts(after)}, f"{shown}\n{done}" if options.yes else done)
 
 

@@ -25,6 +25,7 @@ from worker.errors import InputError
 from worker.kernels import fingerprint
 from worker.stream.ad_features import check_ads
 from worker.stream.catalogue import align, align_answers
+from worker.stream.contexts import LEAST_SESSIONS
 from worker.stream.features import Feature, Features, listed
 from worker.stream.folding import one_thread
 from worker.stream.packing import rounded
@@ -86,7 +87,10 @@ def started(
     Raise `InputError` if the history is of another model or of other features, or has learned nothing.
     """
     if not history.folds and history.started_from is None:
-        raise InputError(f"version {history.version} has learned nothing yet")
+        raise InputError(
+            f"version {history.version} has learned nothing yet: the first fold needs {LEAST_SESSIONS} sessions; give "
+            "a longer history, or start without one"
+        )
     settings = _continued(settings, history.settings)
     arms = tuple(arms) or history.arms
     check_ads(() if settings.features is None else settings.features.ads, arms)
