@@ -84,7 +84,7 @@ def _pick(f: Array, rewards: Array, eligible: NDArray[np.bool_], horizon: int, c
         _programme(f, rewards[:, None], horizon, cascade, taken=taken)
         picks = _walk(taken if cascade.is_plain else taken & eligible)
     else:
-        order = by_worth(f, rewards, cascade)
+        order = by_worth(f, rewards, cascade.rates, cascade.odds)
         ranked = np.take_along_axis(f, order, axis=0)
         _programme(ranked, rewards[order], horizon, cascade, order, taken)
         taken &= np.take_along_axis(eligible, order, axis=0)
@@ -100,7 +100,7 @@ def best_values(chances: Floats, rewards: Floats, horizon: int, cascade: Cascade
     Probabilities are those of the first position.
     """
     if cascade is not None and cascade.rates is not None:
-        order = by_worth(chances.T, rewards, cascade)
+        order = by_worth(chances.T, rewards, cascade.rates, cascade.odds)
         ranked = np.take_along_axis(chances.T, order, axis=0)
         return np.asarray(_programme(ranked, rewards[order], horizon, cascade, order)[-1])
     if cascade is not None and cascade.odds is not None:
@@ -160,11 +160,14 @@ def _walk(taken: NDArray[np.bool_]) -> Ints:
     return picks
 
 
-def by_worth(f: Array, rewards: Array, cascade: Cascade) -> Ints:
-    """Return the order in which a set of arms is best shown where users leave: (arms, rows) → (arms, rows)."""
-    if cascade.odds is not None:
-        f = shifted(f, np.exp(np.log(cascade.odds).mean()))
-    going_on = 1 - f if cascade.rates is None else cascade.rates.mean(axis=0)[:, None] * (1 - f)
+def by_worth(f: Array, rewards: Array, rates: Array, odds: Array | None = None) -> Ints:
+    """Return the order in which a set of arms is best shown where users leave: (arms, rows) → (arms, rows).
+
+    `rates` (H, arms) and `odds` (H,) are those of the cascade.
+    """
+    if odds is not None:
+        f = shifted(f, np.exp(np.log(odds).mean()))
+    going_on = rates.mean(axis=0)[:, None] * (1 - f)
     worth = f * rewards[:, None] / np.maximum(1 - going_on, np.finfo(f.dtype).tiny)
     return np.argsort(-worth, axis=0, kind="stable")
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from worker.bandit.answers import Cascade
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import values_of_slates
@@ -151,7 +150,7 @@ def best_distinct(chances: Floats, rewards: Floats, stay: Floats, horizon: int) 
     >>> best_distinct(np.array([[0.5, 0.1, 0.9]]), np.array([1.0, 2.0, 1.1]), np.ones(3), horizon=2)
     array([[1, 2]])
     """
-    rows, order = np.arange(len(chances)), by_worth(chances.T, rewards, Cascade(rates=stay[None]))
+    rows, order = np.arange(len(chances)), by_worth(chances.T, rewards, stay[None])
     # With 0 … H displays left, the best of the arms so far.
     values = np.zeros((horizon + 1, len(chances)))
     slates = np.full((horizon + 1, len(chances), horizon), NO_ARM)

@@ -368,7 +368,8 @@ def _in_order(
 ) -> Ints:
     """Return the arms in the order in which a slate without repeats shows them, as serving computes it."""
     columns = planner.by_falling_revenue
-    if planner.cascade.rates is not None and parameters.settings.policy != MyopicUcb.name:
+    cascade = planner.cascade.choose(columns).astype(planner.dtype)
+    if cascade.rates is not None and parameters.settings.policy != MyopicUcb.name:
         heads, contexts = planner.heads, context[None, :]
         chances = heads.probabilities(contexts)
         if explores:
@@ -376,7 +377,6 @@ def _in_order(
             factors = None if spread is None else spread.factors(slice(0, 1), planner.arm_keys, planner.dtype)
             chances = bonus.optimistic(heads.log_odds(contexts), parameters.beta * heads.widths(contexts), factors)
         rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
-        cascade = planner.cascade.choose(columns).astype(planner.dtype)
-        columns = columns[by_worth(chances.T[columns], rewards, cascade)[:, 0]]
+        columns = columns[by_worth(chances.T[columns], rewards, cascade.rates, cascade.odds)[:, 0]]
     arms = planner.shown[columns]
     return arms[np.isin(arms, eligible)]

@@ -66,7 +66,7 @@ class Start:
 
     def line(self, first: Parameters) -> str:
         """Return what version 0 starts from, for people."""
-        warmup = "a warm-up, as few of the ads are known" if first.folds < first.settings.warmup else "no warm-up"
+        warmup = "a warm-up, as few of the ads are known" if first.is_warming_up else "no warm-up"
         return f"version 0 starts from {self.path}: {first.observations:,} displays; {warmup}"
 
     def ignored(self, newest: Parameters) -> str | None:
