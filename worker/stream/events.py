@@ -5,7 +5,7 @@ arrival with 16 numbers), are constructed in 0.2 µs instead of 1.1 µs, are sma
 collector (``gc=False``: they hold no cycles). `msgspec.structs.replace` makes a changed copy.
 
 The decoder enforces the bounds and choices of the fields. The JSON Schemas in `schemas/` are made from these types
-(`worker.cli.schemas`), with the descriptions and the bounds that only the schema has. Limits that are settings (length
+(`schemas/make.py`), with the descriptions and the bounds that only the schema has. Limits that are settings (length
 of ids, dimension, norm, horizon) are in `worker.stream.decoding.Limits`. Times are integer milliseconds since the
 epoch, arms are ids (strings).
 """
