@@ -163,6 +163,7 @@ def test_the_files_are_those_that_the_types_give_and_nothing_else() -> None:
 def test_the_limits_of_the_schemas_are_the_defaults() -> None:
     limits, arrival = Limits(), schema("arrival")
     assert arrival["properties"]["session_id"]["maxLength"] == limits.max_session_id
+    assert arrival["properties"]["user_id"]["anyOf"][0]["maxLength"] == limits.max_session_id
     assert arrival["properties"]["exclude"]["items"]["maxLength"] == limits.max_arm_id
     assert arrival["properties"]["exclude"]["maxItems"] == limits.max_exclude
 

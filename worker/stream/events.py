@@ -105,6 +105,14 @@ SessionId: TypeAlias = Annotated[
         **_OUTSIDE,
     ),
 ]
+UserId: TypeAlias = Annotated[
+    str,
+    described(
+        "Id of the user, if it is known: all sessions of a user are in the same group of a comparison. Only arrivals "
+        "have it. Its length is bounded like that of session_id.",
+        **_OUTSIDE,
+    ),
+]
 ArmId: TypeAlias = Annotated[str, described("Id of an arm (an ad). Its length is bounded by a setting.", **_OUTSIDE)]
 SelectionMode: TypeAlias = Annotated[
     Mode,
@@ -139,6 +147,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         tuple[ArmId, ...],
         described("Arms that must not be shown in this session. Unknown ids are ignored.", maxItems=256),
     ] = ()
+    user_id: UserId | None = None
 
 
 class Feedback(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
