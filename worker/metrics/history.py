@@ -108,8 +108,8 @@ class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
     `contexts` are packed contexts of recent users, of the same length. `forgotten` is the time of the last version that
-    forgot something, and the share of older sessions that it kept. `numbers` holds the metrics without labels by name,
-    without the prefix `adcascade_`.
+    forgot something, the share of older sessions that it kept, and the ads that began anew. `numbers` holds the metrics
+    without labels by name, without the prefix `adcascade_`.
     """
 
     now: Mark
@@ -117,7 +117,7 @@ class Snapshot:
     windows: Sequence[Window]
     contexts: Sequence[bytes]
     parameters: Parameters | None
-    forgotten: tuple[int, float] | None
+    forgotten: tuple[int, float, tuple[str, ...]] | None
     numbers: Mapping[str, float]
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]

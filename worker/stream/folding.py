@@ -87,14 +87,16 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
             fit = parent.model.fold(
                 data, estimator=settings.estimator, forgetting=settings.forgetting, changes=parent.changes
             )
-            clock = restarted(parent.clock + 1, 1 - fit.kept, settings.horizon_episodes)
+            forgotten = fit.forgotten(sum(arm.active for arm in parent.arms))
+            clock = restarted(parent.clock + 1, forgotten, settings.horizon_episodes)
             folded = replace(
                 parent,
                 model=rounded(fit.model, intercept=settings.intercept),
                 folds=parent.folds + 1,
                 clock=clock,
                 kept=fit.kept,
-                changes=changes_after(parent.changes, fit.kept),
+                changed=tuple(parent.arms[index].arm for index in fit.changed),
+                changes=changes_after(parent.changes, forgotten),
                 observations=parent.observations + len(data),
                 expected_sessions=window.sessions,
                 explore_budget=explore_budget(window.sessions, clock + 1, settings.horizon_episodes),

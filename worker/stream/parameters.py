@@ -64,7 +64,8 @@ class Parameters:
 
     `accounts` are the sums per ad of all windows that were closed when it was made.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
-    the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
+    the share of older displays that the last fold kept, `changed` the arms that began anew in it, as
+    they have changed, and `changes` the number of changes of all arms noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
     `former` are the features before the last change, and `former_until` is the time up to which the watermark must have
@@ -91,6 +92,7 @@ class Parameters:
     folds: int = 0
     clock: float = 0.0
     kept: float = 1.0
+    changed: tuple[str, ...] = ()
     changes: float = AT_FIRST
     observations: int = 0
     expected_sessions: int = 0
