@@ -128,12 +128,12 @@ def in_force(after: Parameters, now: float | None = None) -> str:
     return f"version {after.version} serves sessions that arrive from {when} on; open sessions keep their slates"
 
 
-def confirm(shown: str, preview: str) -> None:
-    """Show changes and ask whether to publish them; raise `InputError` unless the answer is yes."""
+def confirm(shown: str, preview: str, question: str = "Publish these changes?") -> None:
+    """Show changes and ask whether to make them; raise `InputError` unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(f"--yes is missing: without a terminal there is nobody to confirm the changes ({preview})")
     note(shown)
-    sys.stderr.write("Publish these changes? [y/N] ")
+    sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise InputError("not confirmed; nothing was changed")
