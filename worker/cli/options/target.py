@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
 from worker.cli.options.parser import CommandSpec, Option, grouped
 from worker.cli.options.times import seconds_option
-from worker.console import note, read_input
+from worker.console import note, read_input, write_result
 from worker.errors import InputError, ParametersError
 from worker.serve.control import StateFolderControl
+from worker.stream.events import Order
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
 from worker.stream.parameters import Parameters, decode_parameters
 
@@ -126,6 +127,18 @@ def in_force(after: Parameters, now: float | None = None) -> str:
     wait, start = after.effective_at - now, datetime.fromtimestamp(after.effective_at / 1000).astimezone()
     when = "now" if wait <= 0 else f"{start:%Y-%m-%d %H:%M:%S} (in {wait / 1000:.1f} s)"
     return f"version {after.version} serves sessions that arrive from {when} on; open sessions keep their slates"
+
+
+def publish(
+    options: argparse.Namespace, target: LearnerControl, order: Order, changes: list[Any], shown: str, preview: str
+) -> None:
+    """Order changes that are confirmed, or need not be (--yes), and write the result; `preview` is how to see them."""
+    if not options.yes:
+        confirm(shown, preview)
+    after = target.order(order)
+    done = f"changes: {len(changes)}; {in_force(after)}"
+    result = {"changes": changes, **version_facts(after)}
+    write_result(options.json, result, f"{shown}\n{done}" if options.yes else done)
 
 
 def confirm(shown: str, preview: str, question: str = "Publish these changes?") -> None:
