@@ -39,12 +39,13 @@ def run(options: argparse.Namespace) -> None:
     if (user is None) == (not sessions):
         raise InputError("name a person by --user ID or by --session ID: one of them is needed, and not both")
     person = Person(user=user, sessions=set(sessions))
-    who = f"session {', '.join(map(repr, sessions))}" if user is None else f"user {user!r}"
+    who = f"user {user!r}" if user is not None else f"session {', '.join(map(repr, sessions))}"
     found = [place for place in _places(options, person) if place.records]
     if not found:
         raise InputError(f"there are no records of {who}: is the id right?")
     places = [{name: getattr(place, name) for name in FIELDS} for place in found]
-    shown = f"{who}: {len(person.sessions):,} sessions; times are UTC\n{_table(places)}"
+    count = "" if user is None else f", {len(person.sessions):,} sessions"
+    shown = f"{who}{count}; times are UTC\n{_table(places)}"
     deletable = sum(place.deletable for place in found)
     deleted = 0 if options.dry_run else deletable
     if deleted:

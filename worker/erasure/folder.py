@@ -18,11 +18,11 @@ from worker.embedded.state import StateFolder, StateView
 from worker.erasure.person import Person, Place, in_logs
 from worker.errors import InputError
 from worker.logs.findings import Stage
+from worker.serve.control import StateFolderControl
 from worker.serve.recording import PART, recorded
 from worker.stream.decoding import decode_journal
 from worker.stream.events import Opened
 from worker.stream.history import HOUR
-from worker.stream.parameters import decode_parameters
 from worker.stream.session import Session, decode_state
 from worker.stream.topology import ONLY_PARTITION, Record
 
@@ -39,7 +39,7 @@ def in_folder(folder: Path, person: Person, stage: Stage, *, keep: int, keep_rec
         ends = [since for since, _ in files[1:]] + [since + min(PART, keep_record) for since, _ in files[-1:]]
         for place, end in zip(logs, ends, strict=True):
             place.until = end + keep_record if keep_record else None
-        newest = decode_parameters(state.parameters()[-1])
+        newest = StateFolderControl(str(folder)).history()[-1]
         journal = _journal(state, person, newest.resume_offset)
         journal.until = (journal.last or 0) + keep + 2 * HOUR
         return [_sessions(state, person, newest.settings.lateness), journal, *logs]

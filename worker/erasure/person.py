@@ -92,16 +92,18 @@ def in_logs(files: Iterable[Path], person: Person, stage: Stage) -> list[Place]:
     """Search logs; a user is looked for in all of them first."""
     places = {file: Place(str(file), note="a log is not changed") for file in files}
     for file in places if person.user is not None else ():
-        person.learn(_records(file, stage))
-    for file, place in places.items():
-        for record in _records(file, stage):
+        person.learn(_records(places[file], stage))
+    for place in places.values():
+        for record in _records(place, stage):
             if person.owns(record):
                 place.add(record.timestamp)
     return list(places.values())
 
 
-def _records(file: Path, stage: Stage) -> Iterator[Record]:
-    with LogReader(file, skip_bad=True) as log, stage(f"searching {file}", None) as bar:
+def _records(place: Place, stage: Stage) -> Iterator[Record]:
+    with LogReader(place.name, skip_bad=True) as log, stage(f"searching {place.name}", None) as bar:
         yield from (line.record for line in ticking(log, bar))
         if log.bad == log.lines > 0:
-            raise InputError(f"{file} is not a log: {log.first_bad}")
+            raise InputError(f"{place.name} is not a log: {log.first_bad}")
+        if log.bad:
+            place.note = f"{log.bad:,} of {log.lines:,} lines cannot be read: {log.first_bad}"
