@@ -32,6 +32,7 @@ COMMANDS = {
     "import": "turn a table of displays of another system into a log",
     "export": "write the sessions of a log as a table for other tools",
     "replay": "repeat a recorded log, and report the first difference",
+    "report": "say what was earned in a day or a week, by which ads and users, and what changed",
     "evaluate": "estimate from a recorded log what another policy would have earned",
     "bench": "measure this machine, as ratios within one run",
 }
