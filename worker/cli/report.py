@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
@@ -22,10 +22,10 @@ from worker.logs.findings import Findings
 from worker.logs.format import LogWriter
 from worker.logs.ordered import OrderedLog, read_log
 from worker.logs.sources import write_state
-from worker.report import tables
 from worker.report.document import report_on
-from worker.report.page import changes, page
-from worker.report.period import WEEK, whole_days
+from worker.report.page import page
+from worker.report.period import WEEK, chosen_period
+from worker.report.tables import WORDS, changes, headline, subline, tables
 from worker.stream.accounts import DAY
 from worker.stream.topology import Topics
 
@@ -127,8 +127,8 @@ def _fetch(options: argparse.Namespace, topics: Topics, path: Path) -> None:
     from worker.logs.record import Recorder, Span  # with a Kafka client, which only this source needs
 
     length = DAY if options.period is None else options.period
-    end = options.until or whole_days(length, _now()).until
-    span = Span(since=end - 2 * length if length else None)
+    since = chosen_period(0, _now(), length, options.until).before.since if length else None
+    span = Span(since=since)
     recorder = Recorder(connection(options), topics, TOPICS, span)
     with LogWriter(path) as log, progress("reading topics", None, unit="records") as bar:
         recorder.run(log, lambda: False, lambda total, written: bar.advance(written))
@@ -137,20 +137,17 @@ def _fetch(options: argparse.Namespace, topics: Topics, path: Path) -> None:
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def text(document: tables.Document) -> str:
+def text(document: Mapping[str, Any]) -> str:
     """Return the report for a terminal."""
-    parts = [f"{tables.headline(document)}\n{tables.subline(document)}"]
-    parts += ["\n".join(f"! {warning['text']}" for warning in document["warnings"])]
-    parts += [_laid_out(tables.totals(document)), _laid_out(tables.ads(document), TOP)]
-    parts += [_laid_out(tables.groups(document, feature)) for feature in document["features"]]
-    parts += ["\n".join(["what changed", *(f"  {line}" for line in changes(document))]) if document["changes"] else ""]
-    parts += ["\n".join(f"{word}: {meaning}" for word, meaning in tables.WORDS)]
-    parts += ["\n".join(f"note: {line}" for line in document["notes"])]
+    parts = [
+        f"{headline(document)}\n{subline(document)}",
+        "\n".join(f"! {warning['text']}" for warning in document["warnings"]),
+        *(table(one.header, one.rows, TOP) for _, one in tables(document)),
+        "\n".join(f"changed: {line}" for line in changes(document)),
+        "\n".join(f"{word}: {meaning}" for word, meaning in WORDS.items()),
+        "\n".join(f"note: {line}" for line in document["notes"]),
+    ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _laid_out(one: tables.Table, most: int | None = None) -> str:
-    return table(one.header, one.rows, most)
 
 
 COMMAND = CommandSpec(

@@ -2,20 +2,19 @@
 
 Rules that hold in this file:
 
-- A session is opened by the journal, and its feedback is that of the journal. In a log without a journal, decisions
-  open sessions and clicks answer them. The fallback for want of room leaves no fact and is counted by its decisions.
+- A session is opened by the journal, and its feedback is that of the journal. In a log without a journal, the first
+  decision opens it and clicks answer it. So does the fallback for want of room, which leaves no fact.
 - What counts as displayed, answered, explored and earned is the same as in the accounts of a version
-  (`worker.stream.accounts`): the display after the last answer counts, a click earns the price of the version that
-  served it, a journaled session stands for 1/share sessions, an uncertain one has no known display.
-- Of a version that the log does not have, because the history was thinned, the newest one before it stands in.
-- Groups of users are the values of declared categories, and four parts of every number, by the quartiles of a sample.
-  Of plain contexts the numbers are numbered. Hashed categories have no groups: their values are not kept.
+  (`worker.stream.accounts`). A session that is journaled by chance stands for 1/share sessions.
+- For a version that the log lacks, because the history is thinned, the newest one before it stands in.
+- Groups of users are the values of a declared category, and parts of a number by the quartiles of a sample. Numbers of
+  plain contexts are counted from 1. A hashed category has no groups: its values are not kept.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -23,13 +22,14 @@ from math import isfinite
 from typing import Final, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 
+from worker.bandit.arrays import Floats
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader, opened_by
 from worker.report.period import Period
 from worker.stream.accounts import ROWS
-from worker.stream.events import Mode, Opened
+from worker.stream.chance import is_exploring
+from worker.stream.events import Opened
 from worker.stream.session import answered
 from worker.stream.settings import LearningSettings
 
@@ -37,110 +37,65 @@ from worker.stream.settings import LearningSettings
 PARTS: Final = ("sessions", *ROWS)
 #: Sessions whose numbers are sorted for the quartiles.
 SAMPLED: Final = 4096
-#: The group of the values that a category does not list, and of those without a value.
-OTHER: Final = "other"
-_EXPLORED: Final[frozenset[Mode]] = frozenset(("explore", "random", "warmup"))
-
-Sums = list[float]
 
 
 class Group(NamedTuple):
-    """A group of users: the feature, its place among the groups, and its name. Values of a category have one place."""
+    """What sessions or displays are summed by: a feature, its place in the table (ties by size), and its name."""
 
     feature: str
     place: int
     name: str
 
 
+#: Groups that are no features of users, whose names are printable: all, ads, parts of the period, and no plan.
+ALL: Final = Group("\n", 0, "all")
+ADS, ADS_BY_PART, COURSE, UNPLANNED = "\nads", "\nads by part", "\ncourse", "\nfallback"
+
+#: Where the parts of a number begin, all but the first, and their names.
+Parts = tuple[list[float], list[str]]
 Grouping = Callable[[Sequence[float]], Group]
-
-
-def _nothing() -> Sums:
-    return [0.0] * len(PARTS)
-
-
-class Counts:
-    """The sums of a period; `slots` are its equal parts, from 0 on, `modes` the sessions by the mode of their slate."""
-
-    def __init__(self) -> None:
-        self.total = _nothing()
-        self.ads: defaultdict[str, Sums] = defaultdict(_nothing)
-        self.groups: defaultdict[Group, Sums] = defaultdict(_nothing)
-        self.slots: defaultdict[int, Sums] = defaultdict(_nothing)
-        self.modes: Counter[str] = Counter()
-        self.uncertain = 0
-
-    def add(self, session: CountedSession, slot: int) -> None:
-        """Add a session."""
-        weight, opened, whole = session.weight, session.opened, _nothing()
-        self.modes[opened.modes[0] if opened.modes else "none"] += 1
-        self.uncertain += session.uncertain
-        for at, arm in enumerate(opened.slate[: session.displayed], start=1):
-            clicked = session.clicked and at == session.displayed
-            row = (
-                float(at == 1 or arm not in opened.slate[: at - 1]),
-                1.0,
-                float(clicked),
-                session.earned if clicked else 0.0,
-                float(at <= session.answered),
-                float(opened.modes[at - 1] in _EXPLORED),
-            )
-            ad = self.ads[arm]
-            for part, number in enumerate(row):
-                ad[part] += weight * number
-                whole[part] += weight * number
-        whole[0] = weight
-        for sums in (self.total, self.slots[slot], *(self.groups[group] for group in session.groups)):
-            for part, number in enumerate(whole):
-                sums[part] += number
-
-
-class CountedSession(NamedTuple):
-    """A session as it counts; `weight` is the number of sessions that it stands for."""
-
-    opened: Opened
-    weight: float
-    uncertain: bool
-    answered: int
-    clicked: bool
-    earned: float
-    groups: Sequence[Group]
-
-    @property
-    def displayed(self) -> int:
-        """Number of positions displayed; of an uncertain session none is known."""
-        left = not self.clicked and self.answered < len(self.opened.slate)
-        return 0 if self.uncertain else self.answered + left
+Counts = defaultdict[Group, Floats]
 
 
 class SessionCounter:
-    """Counts the sessions of a log by period; `by` are the features that users are grouped by."""
+    """Counts the sessions of a log by period; numbers are grouped by their quartiles in the span."""
 
     def __init__(self, log: OrderedLog, span: Period) -> None:
-        self._log, self._versions = log, log.versions
-        self._reader = TraceReader(log)
+        self._log, self._versions, self._reader = log, log.versions, TraceReader(log)
+        self._settings = lru_cache(4096)(lambda version: self._versions.known[self._versions.nearest(version)].settings)
         self._prices = lru_cache(64)(self._prices_of)
-        self.settings = lru_cache(4096)(self._settings_of)
+        self._parts = self._quartiles(span)
         self._groupings = lru_cache(4096)(self._groupings_of)
-        self._edges = self._quartiles(span)
 
-    def count(self, periods: Sequence[Period], slots: int) -> list[Counts]:
-        """Return the sums of some periods, each divided into `slots` equal parts."""
-        counts = [Counts() for _ in periods]
-        first, last = min(period.since for period in periods), max(period.until for period in periods)
-        last += self._versions.longest("session_timeout")
-        for trace in self._reader.read(self._log.entries("counting sessions", first, last)):
-            for period, sums in zip(periods, counts, strict=True):
-                if period.since <= trace.arrived_at < period.until and (session := self._session(trace)) is not None:
-                    sums.add(session, (trace.arrived_at - period.since) * slots // period.length)
+    def count(self, period: Period, slots: int) -> Counts:
+        """Return the sums of a period, which is divided into `slots` equal parts."""
+        counts: Counts = defaultdict(lambda: np.zeros(len(PARTS)))
+        until = period.until + self._versions.longest("session_timeout")
+        for trace in self._reader.read(self._log.entries("counting sessions", period.since, until)):
+            if trace.arrived_at < period.until:
+                self._add(trace, counts, (trace.arrived_at - period.since) * slots // period.length)
         return counts
 
-    def _session(self, trace: SessionTrace) -> CountedSession | None:
-        openings = [opened for _, opened in trace.openings] or self._openings_by_decisions(trace)
+    def _add(self, trace: SessionTrace, counts: Counts, slot: int) -> None:
+        openings = [opened for _, opened in trace.openings] or self._opened_by_decision(trace)
         if not openings:
-            return None
-        opened, version = openings[0], openings[0].parameters_version
-        settings = self.settings(version)
+            return
+        opened, settings = openings[0], self._settings(openings[0].parameters_version)
+        sums = np.zeros(len(PARTS))
+        sums[0] = weight = 1 / (opened.share or 1.0)
+        if not any(one.uncertain or one.slate != opened.slate for one in openings):  # else nobody knows what was shown
+            for arm, row in self._displays(trace, opened, settings):
+                for total in (counts[Group(ADS, 0, arm)], counts[Group(ADS_BY_PART, slot, arm)], sums):
+                    total += weight * row
+        groups = [ALL, Group(COURSE, slot, ""), Group(UNPLANNED, 0, "")][: 3 if "fallback" in opened.modes else 2]
+        if len(opened.context) == settings.dim:
+            groups += [group(opened.context) for group in self._groupings(opened.parameters_version)]
+        for group in groups:
+            counts[group] += sums
+
+    def _displays(
+        self, trace: SessionTrace, opened: Opened, settings: LearningSettings
+    ) -> Iterator[tuple[str, Floats]]:
         shown, clicked = answered(
             opened.slate,
             trace.facts if trace.openings else trace.clicks,
@@ -148,31 +103,18 @@ class SessionCounter:
             first=trace.arrived_at,
             last=trace.arrived_at + settings.session_timeout,
         )
-        return CountedSession(
-            opened=opened,
-            weight=1 / (opened.share or 1.0),
-            uncertain=any(one.uncertain or one.slate != opened.slate for one in openings),
-            answered=shown,
-            clicked=clicked,
-            earned=self._prices(version).get(opened.slate[shown - 1], 0.0) if clicked else 0.0,
-            groups=[group(opened.context) for group in self._groupings(version)]
-            if len(opened.context) == settings.dim
-            else (),
-        )
+        for at, arm in enumerate(opened.slate[: shown if clicked else shown + 1], start=1):
+            click = clicked and at == shown
+            price = self._prices(opened.parameters_version).get(arm, 0.0) if click else 0.0
+            row = 0, 1, click, price, at <= shown, is_exploring(opened.modes[at - 1 : at])
+            yield arm, np.array(row, dtype=float)
 
-    def _openings_by_decisions(self, trace: SessionTrace) -> list[Opened]:
-        by_position = {decision.position: decision for _, decision in trace.decisions}
-        first = by_position.get(1)
-        if first is None or (self._log.counts["journal"] and first.mode != "fallback"):
+    def _opened_by_decision(self, trace: SessionTrace) -> list[Opened]:
+        decision = next((decision for _, decision in reversed(trace.decisions) if decision.position == 1), None)
+        if decision is None or (self._log.counts["journal"] and decision.mode != "fallback"):
             return []
-        found = [opened_by(one, first) for one in self._reader.arrivals(trace, first.parameters_version)[-1:]]
-        modes = tuple(by_position.get(at, first).mode for at in range(1, len(first.slate) + 1))
-        return [replace(opened, modes=modes) for opened in found]
-
-    # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _settings_of(self, version: int) -> LearningSettings:
-        return self._versions.known[self._versions.nearest(version)].settings
+        arrivals = self._reader.arrivals(trace, decision.parameters_version)
+        return [opened_by(arrival, decision) for arrival in arrivals[-1:]]
 
     def _prices_of(self, version: int) -> dict[str, float]:
         return {arm.arm: arm.reward for arm in self._versions.head(self._versions.nearest(version)).arms}
@@ -180,22 +122,19 @@ class SessionCounter:
     # ── groups of users ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _groupings_of(self, version: int) -> list[Grouping]:
-        found: list[Grouping] = []
-        for name, column, values in columns(self.settings(version)):
-            if values:
-                found.append(_category(name, column, values))
-            elif name in self._edges:
-                found.append(_quarter(name, column, self._edges[name]))
-        return found
+        return [
+            _category(name, column, values) if values else _part(name, column, self._parts.get(name, ([], ["all"])))
+            for name, column, values in columns(self._settings(version))
+        ]
 
-    def _quartiles(self, span: Period) -> dict[str, list[float]]:
-        """Return by the name of a number where its parts begin, all but the first."""
+    def _quartiles(self, span: Period) -> dict[str, Parts]:
+        """Return the parts of numbers by name."""
         values: defaultdict[str, list[float]] = defaultdict(list)
         newest = max(self._versions.known)
         for trace in TraceReader(self._log).read(self._log.sample(SAMPLED, *span)):
             version = trace.openings[0][1].parameters_version if trace.openings else newest
             for arrival in self._reader.candidates(trace, version)[:1]:
-                for name, column, marks in columns(self.settings(version)):
+                for name, column, marks in columns(self._settings(version)):
                     if not marks and column < len(arrival.context) and isfinite(arrival.context[column]):
                         values[name].append(arrival.context[column])
         return {name: _parts(numbers) for name, numbers in values.items()}
@@ -213,39 +152,28 @@ def columns(settings: LearningSettings) -> Iterator[tuple[str, int, tuple[str, .
         first += feature.width
 
 
-def _parts(numbers: list[float]) -> list[float]:
-    """Return where the second and later parts of some numbers begin: quartiles, or the values if they are few.
+def _parts(numbers: list[float]) -> Parts:
+    """Return the parts of a number: quartiles, or the values if they are few.
 
-    >>> _parts([0, 1, 1, 0]), _parts([one / 7 for one in range(9)])
-    ([1], [0.286, 0.571, 0.857])
+    >>> _parts([0, 1, 1, 0]), _parts([31, 31, 2000]), _parts(list(range(9)))[1]
+    (([1], ['no', 'yes']), ([2000], ['31', '2,000']), ['below 2', '2 to 4', '4 to 6', '6 and more'])
     """
     if len(few := sorted(set(numbers))) <= 4:
-        return few[1:]
+        return few[1:], ["no", "yes"] if few == [0, 1] else [f"{value:,.10g}" for value in few]
     quartiles = np.quantile(numbers, (0.25, 0.5, 0.75)).tolist()
     rounded = {float(f"{edge:.4g}" if abs(edge) >= 1000 else f"{edge:.3g}") for edge in quartiles}
-    return [edge for edge in sorted(rounded) if edge > few[0]]
-
-
-def group_names(edges: Sequence[float]) -> list[str]:
-    """Return the names of the parts of a number.
-
-    >>> group_names([31, 4520.25]), group_names([1])
-    (['below 31', '31 to 4,520.25', '4,520.25 and more'], ['below 1', '1 and more'])
-    """
+    edges = [edge for edge in sorted(rounded) if edge > few[0]]
     shown = [f"{edge:,.10g}" for edge in edges]
-    if not shown:
-        return ["all"]
-    between = [f"{low} to {high}" for low, high in pairwise(shown)]
-    return [f"below {shown[0]}", *between, f"{shown[-1]} and more"]
+    return edges, [f"below {shown[0]}", *(f"{low} to {high}" for low, high in pairwise(shown)), f"{shown[-1]} and more"]
 
 
-def _quarter(feature: str, column: int, edges: Sequence[float]) -> Grouping:
-    parts = [Group(feature, place, name) for place, name in enumerate(group_names(edges))]
-    missing = Group(feature, len(parts), "not known")
-    return lambda context: parts[bisect_right(edges, number)] if isfinite(number := context[column]) else missing
+def _part(feature: str, column: int, parts: Parts) -> Grouping:
+    edges, names = parts
+    groups = [Group(feature, place, name) for place, name in enumerate([*names, "not known"])]
+    return lambda context: groups[bisect_right(edges, number)] if isfinite(number := context[column]) else groups[-1]
 
 
 def _category(feature: str, column: int, values: Sequence[str]) -> Grouping:
     marks = [(place, Group(feature, 0, value)) for place, value in enumerate(values, start=column)]
-    other = Group(feature, 1, OTHER)
+    other = Group(feature, 1, "other")  # a value that is not listed, or none
     return lambda context: next((group for place, group in marks if context[place]), other)
