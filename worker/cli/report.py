@@ -6,7 +6,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,10 +43,10 @@ def period(text: str) -> int:
     """
     if text in _LENGTHS:
         return _LENGTHS[text]
-    length = duration(text)
-    if not length:
-        raise ValueError(f"must be day, week, all or a time such as 12h, not {text!r}")
-    return length
+    with suppress(ValueError):
+        if length := duration(text):
+            return length
+    raise ValueError(f"must be day, week, all or a time such as 12h, not {text!r}")
 
 
 OPTIONS = (
