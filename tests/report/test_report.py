@@ -108,7 +108,7 @@ def test_what_changed_and_what_is_wrong_is_said_in_words(shop: Path) -> None:
     assert "what was learned since version 60 was taken back (rollback)" in texts
     assert "learning was stopped (freeze)" in texts
     (coat,) = [one["text"] for one in found["warnings"] if one["arm"] == "coat"]
-    assert re.fullmatch(r"ad coat: \d+ displays, no feedback at all of the last \d+, since 03 Jan .*", coat)
+    assert re.fullmatch(r"ad coat: \d+ displays, no feedback at all to the last \d+, since 03 Jan .*", coat)
 
 
 def test_a_session_that_is_journaled_by_chance_stands_for_several(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from worker.stream.topology import Topics
 
 #: Topics that a report needs: the journal has what came of arrivals and clicks.
 TOPICS: Final = ("journal", "parameters", "parameters-history", "episodes")
-TOP: Final = 20  # ads in the table of the terminal
 _LENGTHS: Final = {"day": DAY, "week": WEEK, "all": 0}
 
 
@@ -142,7 +141,7 @@ def text(document: Mapping[str, Any]) -> str:
     parts = [
         f"{headline(document)}\n{subline(document)}",
         "\n".join(f"! {warning['text']}" for warning in document["warnings"]),
-        *(table(one.header, one.rows, TOP) for _, one in tables(document)),
+        *(table(one.header, one.rows) for _, one in tables(document)),
         "\n".join(f"changed: {line}" for line in changes(document)),
         "\n".join(f"{word}: {meaning}" for word, meaning in WORDS.items()),
         "\n".join(f"note: {line}" for line in document["notes"]),

@@ -47,9 +47,10 @@ class Group(NamedTuple):
     name: str
 
 
-#: Groups that are no features of users, whose names are printable: all, ads, parts of the period, and no plan.
-ALL: Final = Group("\n", 0, "all")
-ADS, ADS_BY_PART, COURSE, UNPLANNED = "\nads", "\nads by part", "\ncourse", "\nfallback"
+#: Groups that are no features of users, whose names are printable: all sessions, and those without a plan.
+ALL, UNPLANNED = Group("\n", 0, "all"), Group("\n", 1, "fallback")
+#: The same of ads, and of parts of the period: all sessions, with the name "", and each ad.
+ADS, COURSE = "\nads", "\ncourse"
 
 #: Where the parts of a number begin, all but the first, and their names.
 Parts = tuple[list[float], list[str]]
@@ -85,9 +86,9 @@ class SessionCounter:
         sums[0] = weight = 1 / (opened.share or 1.0)
         if not any(one.uncertain or one.slate != opened.slate for one in openings):  # else nobody knows what was shown
             for arm, row in self._displays(trace, opened, settings):
-                for total in (counts[Group(ADS, 0, arm)], counts[Group(ADS_BY_PART, slot, arm)], sums):
+                for total in (counts[Group(ADS, 0, arm)], counts[Group(COURSE, slot, arm)], sums):
                     total += weight * row
-        groups = [ALL, Group(COURSE, slot, ""), Group(UNPLANNED, 0, "")][: 3 if "fallback" in opened.modes else 2]
+        groups = [ALL, Group(COURSE, slot, ""), *([UNPLANNED] if "fallback" in opened.modes else [])]
         if len(opened.context) == settings.dim:
             groups += [group(opened.context) for group in self._groupings(opened.parameters_version)]
         for group in groups:
@@ -155,14 +156,16 @@ def columns(settings: LearningSettings) -> Iterator[tuple[str, int, tuple[str, .
 def _parts(numbers: list[float]) -> Parts:
     """Return the parts of a number: quartiles, or the values if they are few.
 
-    >>> _parts([0, 1, 1, 0]), _parts([31, 31, 2000]), _parts(list(range(9)))[1]
-    (([1], ['no', 'yes']), ([2000], ['31', '2,000']), ['below 2', '2 to 4', '4 to 6', '6 and more'])
+    >>> _parts([0, 1, 1, 0]), _parts([31, 31, 2000]), _parts([0] * 30 + [5, 6, 7, 8])[1]
+    (([1], ['no', 'yes']), ([2000], ['31', '2,000']), ['below 5', '5 and more'])
+    >>> _parts(list(range(9)))[1]
+    ['below 2', '2 to 4', '4 to 6', '6 and more']
     """
     if len(few := sorted(set(numbers))) <= 4:
         return few[1:], ["no", "yes"] if few == [0, 1] else [f"{value:,.10g}" for value in few]
     quartiles = np.quantile(numbers, (0.25, 0.5, 0.75)).tolist()
     rounded = {float(f"{edge:.4g}" if abs(edge) >= 1000 else f"{edge:.3g}") for edge in quartiles}
-    edges = [edge for edge in sorted(rounded) if edge > few[0]]
+    edges = [edge for edge in sorted(rounded) if edge > few[0]] or few[1:2]
     shown = [f"{edge:,.10g}" for edge in edges]
     return edges, [f"below {shown[0]}", *(f"{low} to {high}" for low, high in pairwise(shown)), f"{shown[-1]} and more"]
 

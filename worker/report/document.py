@@ -16,28 +16,17 @@ from worker.bandit.learning import AUTO
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.logs.versions import VersionHead
-from worker.report.counting import (
-    ADS,
-    ADS_BY_PART,
-    ALL,
-    COURSE,
-    PARTS,
-    UNPLANNED,
-    Counts,
-    Group,
-    SessionCounter,
-    columns,
-)
+from worker.report.counting import ADS, ALL, COURSE, PARTS, UNPLANNED, Counts, Group, SessionCounter, columns
 from worker.report.period import Period, chosen_period
 from worker.stream.accounts import DAY
 from worker.stream.ad_figures import figures, reasons
 from worker.stream.decoding import decode_episode
-from worker.stream.episodes import LEAST_DISPLAYS
+from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 
 #: Features that are shown, of those whose groups differ most, and groups of each.
-MOST_FEATURES, MOST_GROUPS = 6, 8
+MOST_FEATURES, MOST_GROUPS = 6, 12
 #: Ads that are named in one line.
 MOST_NAMED: Final = 10
 #: Share of sessions without a plan that is worth a warning.
@@ -124,8 +113,13 @@ def _telling(counts: Counts) -> list[str]:
 
 def _groups(feature: str, now: Counts, before: Counts | None) -> list[Document]:
     """Return the groups of a feature: the parts of a number in their order, the most frequent values of a category."""
-    groups = sorted((group.place, -now[group][0], group) for group in now if group.feature == feature)
-    return [_row(group.name, group, now, before) for _, _, group in groups[:MOST_GROUPS]]
+    groups = [group for *_, group in sorted((one.place, -now[one][0], one) for one in now if one.feature == feature)]
+    if len(groups) > MOST_GROUPS:
+        rest, groups = groups[MOST_GROUPS - 1 :], groups[: MOST_GROUPS - 1]
+        groups.append(Group(feature, 2, f"{len(rest)} more"))
+        for counts in [now] if before is None else [now, before]:
+            counts[groups[-1]] = np.sum([counts[group] for group in rest], axis=0)
+    return [_row(group.name, group, now, before) for group in groups]
 
 
 # ── what changed ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,8 +164,8 @@ def _events(log: OrderedLog, period: Period) -> Iterator[Document]:
             "import": "what was learned elsewhere was taken over (import)",
             "features": "other features of users or ads were declared",
         }.get(cause.action or cause.kind)
-        kept = log.versions.head(number).kept
-        if cause.kind in ("", "progress") and kept < 1 and recorded.settings.forgetting == AUTO:
+        is_fold = cause.kind in ("", "progress") and recorded.settings.forgetting == AUTO
+        if is_fold and (kept := log.versions.head(number).kept) < 1:
             words = f"users or ads changed: what was learned before counts {kept:.0%} since then"
         if words:
             yield {"at": recorded.effective_at, "text": words}
@@ -185,9 +179,10 @@ def _warnings(ads: Sequence[Document], total: Document, course: Sequence[Documen
     for ad in ads:
         if ad["active"] and ad["displays"] >= LEAST_DISPLAYS and (trouble := _trouble(ad, total, course, now)):
             yield {"arm": ad["name"], "text": f"ad {ad['name']}: {ad['displays']:,.0f} displays, {trouble}"}
-    if unseen := [ad["name"] for ad in ads if ad["active"] and not ad["displays"]]:
-        yield {"arm": None, "text": f"not shown once: {listed(unseen, MOST_NAMED)}"}
-    if (fallback := now[Group(UNPLANNED, 0, "")][0]) > MUCH_FALLBACK * total["sessions"]:
+    unseen = [ad["name"] for ad in ads if ad["active"] and not ad["displays"]]
+    if unseen and total["displays"] >= LEAST_DISPLAYS * len(ads):
+        yield {"arm": None, "text": f"ads that were never shown: {listed(unseen, MOST_NAMED)}"}
+    if (fallback := now[UNPLANNED][0]) > MUCH_FALLBACK * total["sessions"]:
         text = f"{fallback:,.0f} sessions got the highest-paying ads: there was no room or no time for a plan"
         yield {"arm": None, "text": text}
 
@@ -196,12 +191,12 @@ def _trouble(ad: Document, usual: Document, course: Sequence[Document], now: Cou
     """Return what is wrong with an ad, compared with all ads; None if it does well."""
     silent, displays = "", 0.0
     for at in reversed(range(len(course))):
-        part = now[Group(ADS_BY_PART, at, ad["name"])]
+        part = now[Group(COURSE, at, ad["name"])]
         if part[PARTS.index("answered")]:
             break
         silent, displays = course[at]["name"], displays + float(part[1])
-    if displays >= LEAST_DISPLAYS and usual["answer_rate"]:
-        since = "" if displays == ad["displays"] else f" of the last {displays:,.0f}, since {silent}"
+    if displays >= LEAST_DISPLAYS and displays * usual["answer_rate"] >= LEAST_PASSES:
+        since = "" if displays == ad["displays"] else f" to the last {displays:,.0f}, since {silent}"
         return f"no feedback at all{since}; its pixel may be broken"
     if ad["note"] == "hardly ever answered":
         all_ads = f"all ads: {usual['answer_rate']:.1%}"

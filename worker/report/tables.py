@@ -17,6 +17,10 @@ WORDS: Final = {
 }
 
 
+#: Ads that are shown; the JSON has all.
+MOST_ADS: Final = 50
+
+
 class Table(NamedTuple):
     """Headings, rows of cells, and the heading and the lengths, from 0 to 1, of bars next to them."""
 
@@ -84,7 +88,8 @@ def tables(document: Mapping[str, Any]) -> list[tuple[str, Table]]:
     both = [total, *([{**total["before"], "name": f"the {period} before", "before": total}] if total["before"] else [])]
     found = [("In all", table_of("", [{**row, "before": None} for row in both]))]
     found.append((f"Along the {period}", table_of("from", document["course"])))
-    found.append(("Ads", table_of("ad", document["ads"], "revenue")))
+    ads, more = document["ads"][:MOST_ADS], f", the first {MOST_ADS}" if len(document["ads"]) > MOST_ADS else ""
+    found.append((f"Ads{more}", table_of("ad", ads, "revenue")))
     groups = [(one["feature"], one["groups"]) for one in document["features"] if one["groups"]]
     return found + [(f"Users by {name}", table_of(name, rows)) for name, rows in groups]
 
