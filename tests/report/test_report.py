@@ -13,7 +13,7 @@ import pytest
 
 from tests.counting import Counted, count_ads
 from tests.replay.logs import Document, lines_of, write
-from tests.report.shop import DAY, START, run
+from tests.report.shop import DAY, HOUR, START, run
 from worker.cli.main import main
 from worker.stream.events import ArmChange, Command
 
@@ -109,6 +109,13 @@ def test_what_changed_and_what_is_wrong_is_said_in_words(shop: Path) -> None:
     assert "learning was stopped (freeze)" in texts
     (coat,) = [one["text"] for one in found["warnings"] if one["arm"] == "coat"]
     assert re.fullmatch(r"ad coat: \d+ displays, no feedback at all to the last \d+, since 03 Jan .*", coat)
+
+
+def test_a_change_of_the_users_is_reported_with_its_time(tmp_path: Path) -> None:
+    run(tmp_path / "log.jsonl", hours=72, per_hour=60, turn=40)
+    (change,) = report(tmp_path / "log.jsonl", "--period", "all")["changes"]
+    assert START + 40 * HOUR < change["at"] < START + 72 * HOUR
+    assert re.fullmatch(r"users or ads changed: what was learned before counts \d+% since then", change["text"])
 
 
 def test_a_session_that_is_journaled_by_chance_stands_for_several(tmp_path: Path) -> None:

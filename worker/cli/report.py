@@ -25,7 +25,7 @@ from worker.logs.sources import write_state
 from worker.report.document import report_on
 from worker.report.page import page
 from worker.report.period import WEEK, chosen_period
-from worker.report.tables import WORDS, changes, headline, subline, tables
+from worker.report.tables import WORDS, changes, heads, tables
 from worker.stream.accounts import DAY
 from worker.stream.topology import Topics
 
@@ -139,7 +139,7 @@ def _fetch(options: argparse.Namespace, topics: Topics, path: Path) -> None:
 def text(document: Mapping[str, Any]) -> str:
     """Return the report for a terminal."""
     parts = [
-        f"{headline(document)}\n{subline(document)}",
+        "\n".join(heads(document)),
         "\n".join(f"! {warning['text']}" for warning in document["warnings"]),
         *(table(one.header, one.rows) for _, one in tables(document)),
         "\n".join(f"changed: {line}" for line in changes(document)),
