@@ -66,7 +66,8 @@ class KafkaAdService:
         key = arrival.session_id.encode()
         same = orjson.dumps((arrival.context, arrival.exclude))
         if self._model.encoder is not None:  # as it was sent: its columns may change before it comes again
-            same = orjson.dumps(orjson.loads(b"{%b}" % request.members[1:]), option=orjson.OPT_SORT_KEYS)
+            sent = orjson.loads(b"{%b}" % request.members[1:])
+            same = orjson.dumps((sent["context"], arrival.exclude), option=orjson.OPT_SORT_KEYS)
         known = await self._exchange.arrive(Keyed("arrivals", key, record), same, deadline)
         return fallback_answer(planner, arrival) if known is None else self._current(key, known)
 
