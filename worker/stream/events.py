@@ -119,8 +119,9 @@ ArmId: TypeAlias = Annotated[str, described("Id of an arm (an ad). Its length is
 SelectionMode: TypeAlias = Annotated[
     Mode,
     described(
-        "Selection mode of the arm. warmup, random, fallback, control (the control group) and guarded (by the "
-        "guardrail) apply to a whole session, explore and exploit to one position. none: no arm was eligible. imported: another system chose it (only in logs of adcascade import)."
+        "Selection mode of the arm. warmup, random, fallback, control (the control group) and guarded (the guardrail) "
+        "apply to a whole session, explore and exploit to one position. none: no arm was eligible. imported: another "
+        "system chose it (only in logs of adcascade import)."
     ),
 ]
 ServedBy: TypeAlias = Annotated[Count, described("Version of the parameters that planned the slate.")]

@@ -182,7 +182,6 @@ class LearningSettings:
         if not isinstance(self.beta, str) and self.beta < 0:
             raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
 
-
     def _check_control(self) -> None:
         if self.control_share == 1:
             raise InputError("control_share must be below 1: somebody has to see what adcascade chooses")
