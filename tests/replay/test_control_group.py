@@ -1,4 +1,4 @@
-"""The control group in a whole run: who is in it, what it gets, and the lift by a reference that knows every session."""
+"""The control group in a whole run: who is in it, what it gets, and the lift by a reference session by session."""
 
 from __future__ import annotations
 
@@ -28,13 +28,7 @@ from ..golden.recording import ORDERS, Run
 from .logs import Replay, change, is_reproduced, journal, lines_of, of, payload
 
 SHARE = 0.3
-CONTROLLED = {
-    "control_share": SHARE,
-    "control": "fixed",
-    "order": ("ad-3", "ad-0"),
-    "policy": "aucbbp",
-    "repeats": False,
-}
+CONTROLLED = {"control_share": SHARE, "order": ("ad-3", "ad-0"), "policy": "aucbbp", "repeats": False}
 
 
 class Visits(Run):

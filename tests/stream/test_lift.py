@@ -1,9 +1,10 @@
-"""The lift: sums against a session-by-session reference, the interval against brute force, and coverage in simulation."""
+"""The lift: its figures against a reference that goes session by session, and its coverage in simulation."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.stream.lift import ALPHA, Interval, Lift, Scores, multiplier
+from worker.stream.lift import ALPHA, Lift, Scores, multiplier
 
 THOROUGH = bool(os.environ.get("ADCASCADE_THOROUGH"))
 
@@ -112,7 +113,7 @@ def test_one_sentence_says_what_it_earns() -> None:
 
 
 def misses(runs: int, windows: int, **world: Any) -> tuple[int, int, float]:
-    """Return in how many runs the lift was outside of the interval at any look, in revenue and clicks; and the width."""
+    """Return in how many runs the lift was outside at any look, in revenue and clicks, and the last width."""
     missed, width = np.zeros(2, dtype=int), []
     truth = drawn(np.random.default_rng(10**6), 2_000_000, **world)[1]
     for seed in range(runs):
@@ -137,6 +138,6 @@ ALLOWED = ALPHA * RUNS + 3.1 * math.sqrt(ALPHA * (1 - ALPHA) * RUNS) if not THOR
 @pytest.mark.parametrize("world", [{}, {"knows": 0.0}, {"gain": 1.3}, {"share": 0.5}], ids=str)
 def test_the_interval_covers_the_truth_at_all_looks_together(world: dict[str, float]) -> None:
     revenue, clicks, _ = misses(RUNS, 60, **world)
-    print(f"{world}: outside at any look in {revenue} (revenue) and {clicks} (clicks) of {RUNS} runs")
+    sys.stderr.write(f"{world}: outside at any look in {revenue} (revenue), {clicks} (clicks) of {RUNS} runs\n")
     assert revenue <= ALLOWED
     assert clicks <= ALLOWED
