@@ -72,7 +72,7 @@ def run(
     seed: int = 0,
     **changes: Any,
 ) -> None:
-    """Record some hours; `orders` have the hour at which they are given, `silent` ads the one from which they are; at `turn` tastes do."""
+    """Record some hours; `orders`, ads that fall `silent`, and the `turn` of the tastes come at an hour."""
     generator = np.random.default_rng(seed)
     with LogWriter(log) as tap:
         folder = None if state is None else StateFolder(state, keep=30 * DAY)

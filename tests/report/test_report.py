@@ -16,6 +16,7 @@ from tests.replay.logs import Document, lines_of, write
 from tests.report.shop import DAY, HOUR, START, run
 from worker.cli.main import main
 from worker.stream.events import ArmChange, Command
+from worker.stream.parameters import decode_parameters
 
 #: The third day is reported on.
 ORDERS = {
@@ -116,6 +117,20 @@ def test_a_change_of_the_users_is_reported_with_its_time(tmp_path: Path) -> None
     (change,) = report(tmp_path / "log.jsonl", "--period", "all")["changes"]
     assert START + 40 * HOUR < change["at"] < START + 72 * HOUR
     assert re.fullmatch(r"users or ads changed: what was learned before counts \d+% since then", change["text"])
+
+
+def test_the_comparison_with_the_control_group_comes_first_and_a_loss_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "log.jsonl", hours=40, per_hour=60, policy="random", control="greedy", control_share=0.5)
+    found = report(tmp_path / "log.jsonl", "--period", "all")
+    newest = decode_parameters(orjson.dumps(raw(tmp_path / "log.jsonl")["ads.parameters"][-1]))
+    assert newest.lift is not None
+    assert found["lift"]["sentence"] == newest.lift.sentence == capsys.readouterr().out.splitlines()[0]
+    losses = [
+        one["text"] for one in found["warnings"] if one["text"].startswith("adcascade earns less than the best ads")
+    ]
+    assert losses
 
 
 def test_a_session_that_is_journaled_by_chance_stands_for_several(tmp_path: Path) -> None:

@@ -10,6 +10,11 @@ from worker.stream.accounts import DAY
 WEEK: Final = 7 * DAY
 
 
+def moment(time: int, form: str = "%Y-%m-%d %H:%M") -> str:
+    """Return a time for people, in UTC."""
+    return f"{datetime.fromtimestamp(time / 1000, UTC):{form}}"
+
+
 class Period(NamedTuple):
     """From `since` up to, but not including, `until`."""
 
@@ -32,15 +37,14 @@ class Period(NamedTuple):
         return {DAY: "day", WEEK: "week"}.get(self.length, "period")
 
     def __str__(self) -> str:
-        since, until, last = (datetime.fromtimestamp(time / 1000, UTC) for time in (*self, self.until - DAY))
         if self.since % DAY or self.until % DAY:
-            return f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
-        return f"{since:%Y-%m-%d} (UTC)" if self.length == DAY else f"{since:%Y-%m-%d} to {last:%Y-%m-%d} (UTC)"
+            return f"{moment(self.since)} to {moment(self.until)} UTC"
+        days = dict.fromkeys(moment(time, "%Y-%m-%d") for time in (self.since, self.until - DAY))
+        return f"{' to '.join(days)} (UTC)"
 
     def part(self, at: int, slots: int) -> str:
         """Return when one of some equal parts begins."""
-        begin = datetime.fromtimestamp((self.since + at * self.length // slots) / 1000, UTC)
-        return f"{begin:%a %d %b}" if self.length == WEEK else f"{begin:%d %b %H:%M}"
+        return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else "%d %b %H:%M")
 
     def begins_in(self, first: int) -> bool:
         """Return whether a log whose first session is at `first` has all of the period, nearly."""

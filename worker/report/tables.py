@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
+
+from worker.report.period import moment
 
 #: What the columns mean, for readers who have never seen them.
 WORDS: Final = {
@@ -102,15 +103,16 @@ def heads(document: Mapping[str, Any]) -> list[str]:
         each = amount(before["revenue_per_thousand"] / 1000)
         than = f", {_of_change(now)} on the {document['period']} before ({each})"
     clicks = f"{now['clicks']:,.0f} clicks in {now['sessions']:,.0f} sessions"
-    return [
-        f"revenue per session: {amount(now['revenue_per_thousand'] / 1000)}{than}",
-        f"{title}: {amount(now['revenue'])} earned by {clicks}",
-    ]
+    each = amount(now["revenue_per_thousand"] / 1000)
+    lines = [f"revenue per session: {each}{than}", f"{title}: {amount(now['revenue'])} earned by {clicks}"]
+    if (lift := document["lift"]) is None:
+        return lines
+    if not lift["known"]:
+        return [*lines, f"against the control group: {lift['sentence']}"]
+    lines[0] = f"compared with the control group by {lift['sessions']:,} sessions since {moment(lift['since'])}"
+    return [lift["sentence"], f"{lines[1]}, {each} per session{than}", lines[0]]
 
 
 def changes(document: Mapping[str, Any]) -> list[str]:
     """Return what changed, a line each, with its time where it has one."""
-    return [
-        f"{datetime.fromtimestamp(one['at'] / 1000, UTC):%Y-%m-%d %H:%M}: {one['text']}" if one["at"] else one["text"]
-        for one in document["changes"]
-    ]
+    return [f"{moment(one['at'])}: {one['text']}" if one["at"] else one["text"] for one in document["changes"]]
