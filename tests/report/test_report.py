@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from tests.counting import Counted, count_ads
-from tests.replay.logs import Document, lines_of, write
+from tests.replay.logs import Document, lines_of, of, write
 from tests.report.shop import DAY, HOUR, START, run
 from worker.cli.main import main
 from worker.stream.events import ArmChange, Command
@@ -193,15 +193,23 @@ def test_the_page_loads_nothing_and_shows_names_as_they_are(shop: Path, capsys: 
         ("LOG --prefix other", "it has no records of these topics, but of ads."),
         ("CLICKS", "there are no versions, which have the prices: a report needs a log of all topics"),
         ("LOG --html nowhere/report.html", "does not exist"),
+        ("LOG --html -", "--html needs the name of a file"),
+        ("LOG --until 0001-01-01 --period 99999999d", "there are no sessions in 1970-01-01 (UTC)"),
+        ("VERSIONS", "there are no sessions to report on"),
         ("--state nowhere", "nowhere holds no state"),
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_to_do(
     shop: Path, arguments: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if "CLICKS" in arguments:
-        write(shop / "clicks.jsonl", [line for line in lines_of(shop / "log.jsonl") if line["topic"] == "ads.clicks"])
-    names = {"LOG": shop / "log.jsonl", "STATE": shop / "state", "CLICKS": shop / "clicks.jsonl"}
+    names = {
+        "LOG": shop / "log.jsonl",
+        "STATE": shop / "state",
+        "CLICKS": shop / "clicks",
+        "VERSIONS": shop / "versions",
+    }
+    for name, topic in (("CLICKS", "clicks"), ("VERSIONS", "parameters")):
+        write(names[name], of(lines_of(shop / "log.jsonl"), topic))
     assert main(["report", *(str(names.get(word, word)) for word in arguments.split())]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

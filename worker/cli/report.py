@@ -86,6 +86,8 @@ def _now() -> int:
 def run(options: argparse.Namespace) -> None:
     """Report on a period."""
     check_writable(options.json, options.html)
+    if options.html == "-":
+        raise InputError("--html needs the name of a file")
     with _source(options) as log:
         document = report_on(log, length=options.period, until=options.until, by=options.by)
     if options.html is not None:

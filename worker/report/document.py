@@ -41,12 +41,14 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
 
     Raise `InputError` if there are no versions, no sessions in the period, or no such feature.
     """
-    versions, (_, first, last) = log.versions, log.openings()
+    versions, (count, first, last) = log.versions, log.openings()
     if not versions.known:
         raise InputError("there are no versions, which have the prices: a report needs a log of all topics")
+    if not count:
+        raise InputError("there are no sessions to report on")
     period = chosen_period(first, last, length, until)
     if not log.openings(period.since, period.until - 1)[0]:
-        has = f"they are from {Period(first, last + 1)}; give --until TIME, or --period all" if last else "at all"
+        has = f"they are from {Period(first, last + 1)}; give --until TIME, or --period all"
         raise InputError(f"there are no sessions in {period}: {has}")
     begins, ends = (versions.called_for(time) or min(versions.known) for time in (period.since, period.until - 1))
     known = [name for name, _, _ in columns(versions.known[ends].settings)]

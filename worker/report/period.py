@@ -8,11 +8,12 @@ from typing import Final, NamedTuple
 from worker.stream.accounts import DAY
 
 WEEK: Final = 7 * DAY
+LAST: Final = 253_402_300_799  # the last second of the year 9999
 
 
 def moment(time: int, form: str = "%Y-%m-%d %H:%M") -> str:
     """Return a time for people, in UTC."""
-    return f"{datetime.fromtimestamp(time / 1000, UTC):{form}}"
+    return f"{datetime.fromtimestamp(min(max(0, time / 1000), LAST), UTC):{form}}"
 
 
 class Period(NamedTuple):
