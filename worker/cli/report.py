@@ -72,6 +72,7 @@ OPTIONS = (
         default=(),
         metavar="NAME",
     ),
+    Option("skip-bad", "whether unreadable lines are skipped and counted", flag=True, default=False),
     Option("html", "file for the report as a page that can be printed", metavar="FILE"),
     JSON,
     PREFIX,
@@ -109,7 +110,7 @@ def _source(options: argparse.Namespace) -> Iterator[OrderedLog]:
         if path is None:
             path = Path(folder) / "log.jsonl"
             _fetch(options, topics, path)
-        with read_log(path, Findings(), topics=topics, stage=stage) as log:
+        with read_log(path, Findings(), topics=topics, skip_bad=options.skip_bad, stage=stage) as log:
             yield log
 
 

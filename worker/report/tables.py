@@ -109,8 +109,8 @@ def heads(document: Mapping[str, Any]) -> list[str]:
         return [headline, earned]
     if not lift["known"]:
         return [headline, earned, f"against the control group: {lift['sentence']}"]
-    compared = f"compared with the control group by {lift['sessions']:,} sessions since {moment(lift['since'])}, with 95 % certainty"
-    return [lift["sentence"], f"{earned}, {each} per session{than}", compared]
+    by = f"by {lift['sessions']:,} sessions since {moment(lift['since'])}, with 95 % certainty"
+    return [lift["sentence"], f"{earned}, {each} per session{than}", f"compared with the control group {by}"]
 
 
 def changes(document: Mapping[str, Any]) -> list[str]:
