@@ -12,10 +12,11 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -25,8 +26,8 @@ from worker.errors import InputError
 from worker.logs.findings import Findings, Mismatch, Stage, silent, ticking
 from worker.logs.format import NO_TIMESTAMP, Headers, Line, LogReader, cannot_sort, temporary_database
 from worker.logs.versions import RecordedVersions
-from worker.stream.decoding import Limits
-from worker.stream.events import MOST, TOPICS
+from worker.stream.decoding import Limits, Rejected, decode_episode
+from worker.stream.events import MOST, TOPICS, Episode
 from worker.stream.history import is_slot
 from worker.stream.topology import ONLY_PARTITION, Topics
 
@@ -37,8 +38,6 @@ DECISION: Final = 3
 CLICK: Final = 4
 FACT: Final = 5  # feedback in the journal
 
-#: Topics whose records are counted and not read again.
-_COUNTED: Final = ("episodes", "dead-letters")
 
 #: Dead letters for these reasons were valid records, and the journal has them.
 _JOURNALED: Final = frozenset([b"arm-mismatch", b"position", b"parked-overflow"])
@@ -102,12 +101,18 @@ def read_log(
     *,
     topics: Topics | None = None,
     skip_bad: bool = False,
+    session: str | None = None,
     stage: Stage = silent,
 ) -> Iterator[OrderedLog]:
-    """Read a log, to be used in this context; raise `InputError` if it has no records of these topics."""
+    """Read a log, to be used in this context; raise `InputError` if it has no records of these topics.
+
+    With a `session` only lines that may be about it are decoded, and versions are checked when they are read.
+    """
+    topics = topics or Topics()
+    wanted = (lambda line: True) if session is None else about(session, topics)
     with closing(temporary_database(_TABLES)) as database:
-        with LogReader(path, skip_bad=skip_bad) as reader, stage("reading", None) as bar:
-            log = OrderedLog(database, reader, topics or Topics(), findings, stage)
+        with LogReader(path, skip_bad=skip_bad, wanted=wanted) as reader, stage("reading", None) as bar:
+            log = OrderedLog(database, reader, topics, findings, stage, checked=session is None)
             for line in ticking(reader, bar):
                 log.add(line)
         if not any(log.counts.values()):
@@ -120,6 +125,26 @@ def read_log(
         yield log
 
 
+def about(session_id: str, topics: Topics) -> Callable[[bytes], bool]:
+    """Return whether a line, as bytes, has a version or an episode, or may be about a session, however it is escaped.
+
+    >>> [about("s-1", Topics())(line) for line in (b'{"key":"s-1"}', b'{"key":"s-10"}', b'{"topic":"ads.episodes"}')]
+    [True, False, True]
+    """
+    name = session_id.encode()
+    plain = max(re.findall(rb"[\w.:-]+", name), key=len, default=b"")  # nobody escapes these
+    edge = rb"[\w.:-]" if plain == name else rb"\Z."
+    alone = re.compile(rb"(?<!%b)%b(?!%b)" % (edge, re.escape(plain), edge)).search
+    always = [f'{topic}"'.encode() for topic in (topics.parameters, topics.parameters_history, topics.episodes)]
+
+    def is_about(line: bytes) -> bool:
+        if plain in line and alone(line):
+            return True
+        return b"_base64" in line or any([topic in line for topic in always])  # noqa: C419 - faster
+
+    return is_about
+
+
 class OrderedLog:
     """Add the lines of a log in any order and yield its records in order.
 
@@ -128,11 +153,18 @@ class OrderedLog:
     """
 
     def __init__(
-        self, database: sqlite3.Connection, reader: LogReader, topics: Topics, findings: Findings, stage: Stage
+        self,
+        database: sqlite3.Connection,
+        reader: LogReader,
+        topics: Topics,
+        findings: Findings,
+        stage: Stage,
+        *,
+        checked: bool = True,
     ) -> None:
         self.reader = reader
         self.stage = stage
-        self.versions = RecordedVersions(findings, database)
+        self.versions = RecordedVersions(findings, database, checked=checked)
         self._database = database
         self.counts = dict.fromkeys(TOPICS, 0)
         self.entry_count = 0
@@ -166,7 +198,7 @@ class OrderedLog:
             )
         time, kind = _time_and_kind(name, record.value)
         position = name, record.partition, record.offset
-        value = None if name in _COUNTED else record.value
+        value = None if name == "dead-letters" else record.value  # counted, and not read again
         done = self._database.execute(_INSERT, (*position, line.number, record.timestamp, time, kind, value))
         if not done.rowcount:
             self._count_repeated(position, value, line.number)
@@ -223,6 +255,12 @@ class OrderedLog:
         """
         with self.stage(title, self.entry_count) as bar:
             yield from ticking(map(Entry._make, self._rows(_ENTRIES)), bar)
+
+    def episodes(self) -> Iterator[Episode]:
+        """Yield the reports on closed windows; an unreadable one is left out."""
+        for (value,) in self._rows("SELECT value FROM records WHERE topic = 'episodes' ORDER BY offset"):
+            with suppress(Rejected):
+                yield decode_episode(value)
 
     def journal_records(self, since: int = 0) -> Iterator[JournalRecord]:
         """Yield the journal, (offset, value, timestamp), by offset, from an offset on."""
