@@ -135,12 +135,13 @@ def about(session_id: str, topics: Topics) -> Callable[[bytes], bool]:
     plain = max(re.findall(rb"[\w.:-]+", name), key=len, default=b"")  # nobody escapes these
     edge = rb"[\w.:-]" if plain == name else rb"\Z."
     alone = re.compile(rb"(?<!%b)%b(?!%b)" % (edge, re.escape(plain), edge)).search
-    always = [f'{topic}"'.encode() for topic in (topics.parameters, topics.parameters_history, topics.episodes)]
+    names = topics.parameters, topics.parameters_history, topics.episodes
+    parameters, history, episodes = (f'{topic}"'.encode() for topic in names)
 
     def is_about(line: bytes) -> bool:
         if plain in line and alone(line):
             return True
-        return b"_base64" in line or any([topic in line for topic in always])  # noqa: C419 - faster
+        return episodes in line or parameters in line or history in line or b"_base64" in line
 
     return is_about
 
