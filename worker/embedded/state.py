@@ -93,6 +93,11 @@ class StateView:
         """Yield the session table."""
         yield from self._db.execute("SELECT key, value FROM sessions")
 
+    def session(self, session_id: str) -> bytes | None:
+        """Return the table value of a session; None without one."""
+        row = self._db.execute("SELECT value FROM sessions WHERE key = ?", (session_id.encode(),)).fetchone()
+        return None if row is None else bytes(row[0])
+
     def parameters(self) -> list[bytes]:
         """Return the records of the versions kept, oldest first."""
         return [value for (value,) in self._db.execute("SELECT value FROM parameters ORDER BY version")]
@@ -113,6 +118,10 @@ class StateView:
         """Return the journal from an offset on: all of it, or at most `most` records."""
         query = "SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset LIMIT ?"
         return self._db.execute(query, (start, most)).fetchall()
+
+    def journal_with(self, part: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the records of the journal that contain these bytes."""
+        yield from self._db.execute("SELECT offset, value FROM journal WHERE instr(value, ?) ORDER BY offset", (part,))
 
     def journal_bounds(self) -> tuple[int, int]:
         """Return the first offset kept and the next one to be written. The last record is always kept."""

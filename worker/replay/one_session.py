@@ -200,13 +200,14 @@ def _learning(
     share = journaled(settings.salt, trace.session_id, parameters.shares.of_slate(_modes(trace, openings)))
     closing = _closing(log, end)
     reason = None
-    if not openings and share == 0:
+    certain = not any(one.uncertain for _, one in openings)
+    if share == 0 and certain:
         reason = "not journaled: beyond the budget of learning (learn_at_most) it is counted only"
     elif not openings and "fallback" in modes:
         reason = "not remembered: there was no room for the session, or it came too late"
     elif not openings:
         reason = "the journal here does not have it"
-    elif any(one.uncertain for _, one in openings) or len({(one.slate, one.modes) for _, one in openings}) > 1:
+    elif not certain or len({(one.slate, one.modes) for _, one in openings}) > 1:
         reason = "uncertain: after a takeover it was planned again, so the user may have seen another slate"
     elif closing is None:
         reason = "its window is not closed yet"

@@ -122,8 +122,7 @@ def explain(
         return Explanation(slate=(), positions=(nothing,), notes=("no arm is eligible: the slate is empty",))
     with np.errstate(all="ignore"):
         if session is not None and served is None:
-            arrival = _arrival(parameters, given, excluded, session)
-            served = SlatePlanner(parameters).plan([arrival], [pack_context(arrival.context)])[0]
+            served = _served(parameters, arrival_of(parameters, given, excluded, session))
         if served is None:
             slate, modes = _policys(parameters, planner, context, planner.masked([excluded.tolist()]))
         else:
@@ -148,7 +147,28 @@ def explain(
 _PLANNED: Final = frozenset(("explore", "exploit"))
 
 
-def _arrival(parameters: Parameters, context: Floats, excluded: Ints, session: str) -> Arrival:
+def planned_again(parameters: Parameters, arrival: Arrival, *, by_id: bool, fallback: bool) -> tuple[str, ...]:
+    """Return the arms that serving shows: by the id of the session or, without, by the policy; or the `fallback`."""
+    if fallback:
+        return SlatePlanner(parameters).fallback(arrival).arms
+    if by_id:
+        return _served(parameters, arrival).arms
+    planner = parameters.planner()
+    excluded = [parameters.indices[arm] for arm in arrival.exclude if arm in parameters.indices]
+    if planner is None or len(set(excluded) & set(planner.shown.tolist())) == len(planner.shown):
+        return ()
+    with np.errstate(all="ignore"):
+        context = parameters.prepared(np.array([arrival.context]))[0]
+        arms, _ = _policys(parameters, planner, context, planner.masked([excluded]))
+    return tuple(parameters.arms[arm].arm for arm in arms)
+
+
+def _served(parameters: Parameters, arrival: Arrival) -> Slate:
+    return SlatePlanner(parameters).plan([arrival], [pack_context(arrival.context)])[0]
+
+
+def arrival_of(parameters: Parameters, context: Floats, excluded: Ints, session: str) -> Arrival:
+    """Return the arrival of a session with this context, as it came, and these arms excluded."""
     exclude = tuple(parameters.arms[index].arm for index in excluded.tolist())
     return Arrival(session_id=session, occurred_at=0, context=tuple(context.tolist()), exclude=exclude)
 
