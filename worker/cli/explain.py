@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
-from worker.cli.explanation_html import page
-from worker.cli.explanation_text import facts, fields_of, report, verdict, why_lines
+from worker.cli.explanation_html import page, picture
+from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
 from worker.cli.options.brokers import connection, topic_names
 from worker.cli.options.learning import setting
 from worker.cli.options.names import did_you_mean
@@ -32,7 +31,7 @@ from worker.stream.explanation import Explanation, arrival_of, explain
 from worker.stream.features import context_encoder
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import columns_of_object, context_columns
-from worker.stream.why_not import WhyNot, why_not
+from worker.stream.why_not import why_not
 
 LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
 MOST = 20  # arms in the table of a position of a session
@@ -67,15 +66,81 @@ OPTIONS = (
 )
 
 
+class Case(NamedTuple):
+    """A slate to explain; `names` are those of the columns of its context, `served` what is known of its session."""
+
+    parameters: Parameters
+    arrival: Arrival
+    names: tuple[str, ...]
+    reasons: Explanation
+    served: ServedSession | None = None
+
+
 def run(options: argparse.Namespace) -> int:
     """Explain one slate; return 1 if a session planned again is not the recorded one."""
     check_writable(options.html, options.json)
     if options.html == "-":
         raise InputError("--html needs the name of a file")
-    return _explain_session(options) if options.context is None else _explain_context(options)
+    case = _session(options) if options.context is None else _given_context(options)
+    parameters, reasons, served = case.parameters, case.reasons, case.served
+    record = as_json(reasons)
+    said, head, lines, why = [], {"version": str(parameters.version)}, [], []
+    if served is not None:
+        said, head = verdict(served), facts(served)
+        lines = [*said, *(f"{f'{name}:':<10} {text}" for name, text in head.items()), ""]
+        record = {"session": session_json(served), **record}
+    if options.why_not is not None and reasons.modes:
+        by_id = options.session is not None
+        answer = why_not(parameters, case.arrival, options.why_not, modes=reasons.modes, by_id=by_id, names=case.names)
+        why = [f"why not {answer.arm}?", *(f"   {line}" for line in why_lines(answer, reasons))]
+        record["why_not"] = answer
+    lines += [report(parameters, reasons, most=TOP if served is None else MOST), *(["", *why] if why else [])]
+    if options.html is not None:
+        title = f"Why did session {case.arrival.session_id} see this?" if served else "Why this slate?"
+        sections = [(heading(one), picture(one), numbers(parameters, one)) for one in reasons.positions]
+        write_file(options.html, page(title, head, said, [*why, *reasons.notes], sections).encode())
+    loud = [line for line in said if line.startswith("!!!")]
+    write_result(options.json, record, "\n".join(lines), [*loud, *(f"note: {text}" for text in reasons.notes)])
+    return 1 if loud else 0
 
 
-def _explain_context(options: argparse.Namespace) -> int:
+def as_json(reasons: Explanation) -> dict[str, Any]:
+    """Return the reasons in their JSON form; rates, factors of the spread and `out` only where there are any."""
+    positions = [
+        {
+            **{name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")},
+            "arms": [fields_of(one) for one in position.arms],
+            **({"out": position.out} if position.out else {}),
+        }
+        for position in reasons.positions
+    ]
+    return {"slate": list(reasons.slate), "positions": positions}
+
+
+def session_json(served: ServedSession) -> dict[str, Any]:
+    """Return the facts of a session in their JSON form."""
+    arrival = served.arrival
+    return {
+        "id": arrival.session_id,
+        "arrived_at": arrival.occurred_at,
+        "version": served.parameters.version,
+        "context": arrival.context if served.given is None else served.given,
+        "exclude": arrival.exclude,
+        "shown": served.slate,
+        "differences": served.differences,
+        "answers": [
+            {"position": position, "clicked": one.clicked, "occurred_at": one.occurred_at}
+            for position, one in sorted(served.reactions.items())
+        ],
+        "learning": served.learning,
+    }
+
+
+# ── what to explain ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _given_context(options: argparse.Namespace) -> Case:
+    """Return a context under a version."""
     if options.log is not None:
         raise InputError(
             "LOG is for --session ID without --context; a version comes from --parameters, --state, --broker"
@@ -94,131 +159,31 @@ def _explain_context(options: argparse.Namespace) -> int:
         where = f"version {given.version}"
     parameters = _overridden(_checked(given, where), options)
     context, names = _read_context(options.context, parameters)
-    excluded = _indices(parameters, options.exclude)
-    _check_arm(parameters, options.why_not)
+    excluded = _indices(parameters, "--exclude", *options.exclude)
+    _indices(parameters, "--why-not", *filter(None, [options.why_not]))
     reasons = explain(parameters, context, excluded, session=options.session, names=names)
-    arrival = arrival_of(parameters, context, excluded, options.session or "")
-    why = _why(options, parameters, arrival, reasons, names, by_id=options.session is not None)
-    head = {"version": str(parameters.version), "slate": " → ".join(reasons.slate)}
-    _write(
-        options,
-        as_json(reasons, why),
-        report(parameters, reasons),
-        "Why this slate?",
-        head,
-        [],
-        parameters,
-        reasons,
-        why,
-    )
-    return 0
+    return Case(parameters, arrival_of(parameters, context, excluded, options.session or ""), names, reasons)
 
 
-def _explain_session(options: argparse.Namespace) -> int:
+def _session(options: argparse.Namespace) -> Case:
+    """Return a session that was served."""
     _check_source(options)
     served = _find(options)
-    parameters = _checked(served.parameters, f"version {served.parameters.version}")
-    _check_arm(parameters, options.why_not)
+    parameters, arrival = _checked(served.parameters, f"version {served.parameters.version}"), served.arrival
+    _indices(parameters, "--why-not", *filter(None, [options.why_not]))
     names = context_columns(parameters) if served.given is None else columns_of_object(parameters, served.given)
     reasons = Explanation(slate=served.slate, positions=(), notes=())
-    why: dict[str, WhyNot] = {}
     if served.planned is not None:
-        arrival = served.arrival
-        known = [parameters.indices[arm] for arm in arrival.exclude if arm in parameters.indices]
+        excluded = [parameters.indices[arm] for arm in arrival.exclude if arm in parameters.indices]
         reasons = explain(
             parameters,
             np.array(arrival.context),
-            np.array(known, dtype=np.intp),
+            np.array(excluded, dtype=np.intp),
             session=arrival.session_id,
             names=names,
             served=served.planned,
         )
-        why = _why(options, parameters, arrival, reasons, names, by_id=True)
-    head, said = facts(served), verdict(served)
-    lines = [*said, *(f"{name + ':':<10} {text}" for name, text in head.items()), ""]
-    if served.planned is not None:
-        lines.append(report(parameters, reasons, most=MOST))
-    title = f"Why did session {served.arrival.session_id} see this?"
-    _write(
-        options,
-        {"session": session_json(served), **as_json(reasons, why)},
-        "\n".join(lines),
-        title,
-        head,
-        said,
-        parameters,
-        reasons,
-        why,
-    )
-    return 1 if served.differences else 0
-
-
-def _why(
-    options: argparse.Namespace,
-    parameters: Parameters,
-    arrival: Arrival,
-    reasons: Explanation,
-    names: tuple[str, ...],
-    *,
-    by_id: bool,
-) -> dict[str, WhyNot]:
-    if options.why_not is None:
-        return {}
-    modes = tuple(position.mode for position in reasons.positions)
-    return {options.why_not: why_not(parameters, arrival, options.why_not, modes=modes, by_id=by_id, names=names)}
-
-
-def _write(
-    options: argparse.Namespace,
-    record: dict[str, Any],
-    text: str,
-    title: str,
-    head: dict[str, str],
-    said: list[str],
-    parameters: Parameters,
-    reasons: Explanation,
-    why: dict[str, WhyNot],
-) -> None:
-    answers = {arm: why_lines(one, reasons) for arm, one in why.items()}
-    for arm, lines in answers.items():
-        text += "\n".join(["", "", f"why not {arm}?", *(f"   {line}" for line in lines)])
-    if options.html is not None:
-        write_file(options.html, page(title, head, said, parameters, reasons, answers).encode())
-    loud = [line for line in said if line.startswith("!!!")]
-    write_result(options.json, record, text, [*loud, *(f"note: {line}" for line in reasons.notes)])
-
-
-def as_json(reasons: Explanation, why: dict[str, WhyNot]) -> dict[str, Any]:
-    """Return the reasons in their JSON form; rates, factors of the spread and `out` only where there are any."""
-    positions = [
-        {
-            **{name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")},
-            "arms": [fields_of(one) for one in position.arms],
-            **({"out": position.out} if position.out else {}),
-        }
-        for position in reasons.positions
-    ]
-    return {"slate": list(reasons.slate), "positions": positions, **({"why_not": [*why.values()]} if why else {})}
-
-
-def session_json(served: ServedSession) -> dict[str, Any]:
-    """Return the facts of a session in their JSON form."""
-    arrival = served.arrival
-    return {
-        "id": arrival.session_id,
-        "arrived_at": arrival.occurred_at,
-        "version": served.parameters.version,
-        "context": arrival.context if served.given is None else served.given,
-        "exclude": arrival.exclude,
-        "slate": served.slate,
-        "modes": served.modes,
-        "differences": served.differences,
-        "answers": [
-            {"position": position, "clicked": one.clicked, "occurred_at": one.occurred_at}
-            for position, one in sorted(served.reactions.items())
-        ],
-        "learning": served.learning,
-    }
+    return Case(parameters, arrival, names, reasons, served)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,12 +198,10 @@ def _check_source(options: argparse.Namespace) -> None:
     changed = [name for name in (*OVERRIDES, "version", "exclude") if getattr(options, name)]
     if changed:
         raise InputError(f"--{changed[0]} is for --context: a session is explained as it was served")
-    # A variable or a file may name a broker for all commands.
-    named = options.broker is not None and "ADCASCADE_BROKER" not in os.environ and options.config is None
-    sources = [name for name, given in (("LOG", options.log), ("--state", options.state), ("--broker", named)) if given]
-    if len(sources) > 1:
-        raise InputError(f"{' and '.join(sources)} are given: the session is in one of them; leave the others out")
-    if not sources and options.broker is None:
+    if options.log is not None and options.state is not None:
+        raise InputError("LOG and --state DIR cannot both be given: name the one that has the session")
+    # A variable may name a broker for all commands: it comes last.
+    if options.log is None and options.state is None and options.broker is None:
         raise InputError("LOG, --state DIR or --broker is needed: where the session was served")
 
 
@@ -259,14 +222,9 @@ def _find(options: argparse.Namespace) -> ServedSession:
                 with progress("reading Kafka", None):
                     recorder = Recorder(connection(options), topics, TOPICS, Span())
                     recorder.run(log, lambda: False, lambda total, written: None)
-        name = options.state or f"Kafka ({topics.prefix})"
+        kept = f"{options.state} (with the sessions of open windows, and of the time of serve --keep)"
+        name = f"the topics {topics.prefix}.*" if options.state is None else kept
         return find_session(path, options.session, topics=topics, name=name)
-
-
-def _check_arm(parameters: Parameters, arm: str | None) -> None:
-    if arm is not None and arm not in parameters.indices:
-        guess = did_you_mean(arm, parameters.indices)
-        raise InputError(f"--why-not {arm}: version {parameters.version} has no such arm{guess}")
 
 
 def _checked(parameters: Parameters, where: str) -> Parameters:
@@ -314,11 +272,11 @@ def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str,
     return np.array([MISSING if value is None else value for value in given]), context_columns(parameters)
 
 
-def _indices(parameters: Parameters, arms: tuple[str, ...]) -> Ints:
+def _indices(parameters: Parameters, option: str, *arms: str) -> Ints:
     known = parameters.indices
     for arm in arms:
         if arm not in known:
-            raise InputError(f"--exclude {arm}: the parameters have no such arm")
+            raise InputError(f"{option} {arm}: the parameters have no such arm{did_you_mean(arm, known)}")
     return np.array([known[arm] for arm in arms], dtype=np.intp)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from worker.bandit.policies import policy_named
@@ -16,6 +15,7 @@ from worker.stream.why_not import Needed, WhyNot
 
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of log-odds that are named
+MOST_OUT = 12  # arms that could not be shown, of one reason
 
 #: Fields of a candidate in JSON.
 CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "spread", "contributions")
@@ -44,43 +44,47 @@ def report(parameters: Parameters, reasons: Explanation, *, most: int = TOP) -> 
     if reasons.slate:
         lines.append(f"slate: {' → '.join(reasons.slate)}")
     for position in reasons.positions:
-        if position.choice is not None:
-            lines += ["", f"position {position.position}, {position.mode}: {reason(position)}"]
-            lines.append(listing(*rows_of(parameters, position), most))
-            chosen = next(one for one in position.arms if one.arm == position.choice)
-            lines.append(f"   log-odds of {chosen.arm}: {in_parts(chosen.contributions)}")
-        lines += [f"   {line}" for line in outside(position)]
+        lines += ["", heading(position), numbers(parameters, position, most)]
     return "\n".join(lines)
 
 
-def rows_of(parameters: Parameters, position: Position) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Return the columns and the rows of the table of a position, the choice first."""
+def heading(position: Position) -> str:
+    """Return the choice of a position and its reason in words."""
+    if position.choice is None:
+        return "no arm was eligible"
+    return f"position {position.position}, {position.mode}: {reason(position)}"
+
+
+def numbers(parameters: Parameters, position: Position, most: int | None = None) -> str:
+    """Return the numbers of the arms at a position, the choice first, and why the others could not be shown."""
     rewards = {arm.arm: arm.reward for arm in parameters.arms}
-    ranked = sorted(position.arms, key=lambda one: (one.arm != position.choice, -one.score))
     rows = [
         {**fields_of(one), "reward": rewards[one.arm], "mark": "→" if one.arm == position.choice else ""}
-        for one in ranked
+        for one in ranked(position)
     ]
-    numbers = {heading: f"{{{name}:.4g}}" for heading, name in NUMBERS.items() if name in rows[0]}
-    return {"": "{mark}", "arm": "{arm}", **numbers}, rows
+    lines = []
+    if rows:
+        columns = {name: f"{{{field}:.4g}}" for name, field in NUMBERS.items() if field in rows[0]}
+        lines.append(listing({"": "{mark}", "arm": "{arm}", **columns}, rows, most))
+        chosen = ranked(position)[0]
+        lines.append(f"   log-odds of {chosen.arm}: {in_parts(chosen.contributions)}")
+    by_reason: dict[str, list[str]] = {}
+    for arm, why in position.out.items():
+        by_reason.setdefault(why, []).append(arm)
+    for why, arms in by_reason.items():
+        more = f" and {len(arms) - MOST_OUT} more" if len(arms) > MOST_OUT else ""
+        lines.append(f"   {why}: {', '.join(arms[:MOST_OUT])}{more}")
+    return "\n".join(lines)
+
+
+def ranked(position: Position) -> list[Candidate]:
+    """Return the arms that competed for a position, the choice first, then by falling score."""
+    return sorted(position.arms, key=lambda one: (one.arm != position.choice, -one.score))
 
 
 def fields_of(one: Candidate) -> dict[str, Any]:
     """Return a candidate in its JSON form."""
     return {name: value for name in CANDIDATE if (value := getattr(one, name)) is not None}
-
-
-def outside(position: Position) -> list[str]:
-    """Return the arms that could not be shown at a position, by the reason."""
-    by_reason: dict[str, list[str]] = {}
-    for arm, why in position.out.items():
-        by_reason.setdefault(why, []).append(arm)
-    return [f"{why}: {_listed(arms)}" for why, arms in by_reason.items()]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 2 * TOP} more" if len(names) > 2 * TOP else ""
-    return ", ".join(names[: 2 * TOP]) + more
 
 
 def in_parts(parts: tuple[Contribution, ...]) -> str:
@@ -153,24 +157,20 @@ def verdict(served: ServedSession) -> list[str]:
 
 def facts(served: ServedSession) -> dict[str, str]:
     """Return what is known of a session, by headings."""
-    arrival, modes = served.arrival, ", ".join(dict.fromkeys(served.modes)) or "none"
-    context = served.given if served.given is not None else list(arrival.context)
-    found = {
+    arrival, modes = served.arrival, served.planned.modes if served.planned else ("imported",)
+    given = served.given or {f"x[{number}]": value for number, value in enumerate(arrival.context, start=1)}
+    notes = {"note": f"{served.others} earlier sessions have the same id; this is the last"} if served.others else {}
+    return {
         "session": arrival.session_id,
         "arrived": f"{moment(arrival.occurred_at)} UTC",
-        "served by": f"version {served.parameters.version}, mode {modes}",
-        "context": ", ".join(f"{name}={value}" for name, value in context.items())
-        if isinstance(context, Mapping)
-        else str(context),
+        "served by": f"version {served.parameters.version}, mode {', '.join(dict.fromkeys(modes)) or 'none'}",
+        "context": ", ".join(f"{name}={value}" for name, value in given.items()),
+        "excluded": ", ".join(arrival.exclude) or "nothing",
+        "shown": " → ".join(served.slate) or "nothing: no arm was eligible",
+        "answered": _answers(served),
+        "learned": _learned(served),
+        **notes,
     }
-    if arrival.exclude:
-        found["excluded"] = ", ".join(arrival.exclude)
-    found["shown"] = " → ".join(served.slate) or "nothing: no arm was eligible"
-    found["answered"] = _answers(served)
-    found["learned"] = _learned(served)
-    if served.others:
-        found["note"] = f"{served.others} earlier sessions here have the same id; this is the last"
-    return found
 
 
 def _answers(served: ServedSession) -> str:

@@ -93,11 +93,6 @@ class StateView:
         """Yield the session table."""
         yield from self._db.execute("SELECT key, value FROM sessions")
 
-    def session(self, session_id: str) -> bytes | None:
-        """Return the table value of a session; None without one."""
-        row = self._db.execute("SELECT value FROM sessions WHERE key = ?", (session_id.encode(),)).fetchone()
-        return None if row is None else bytes(row[0])
-
     def parameters(self) -> list[bytes]:
         """Return the records of the versions kept, oldest first."""
         return [value for (value,) in self._db.execute("SELECT value FROM parameters ORDER BY version")]

@@ -88,6 +88,11 @@ class Explanation:
     positions: tuple[Position, ...]
     notes: tuple[str, ...]
 
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The mode of each position."""
+        return tuple(position.mode for position in self.positions)
+
 
 def explain(
     parameters: Parameters,
