@@ -165,7 +165,10 @@ def _learning(
         if episode.window_start <= arrived_at < episode.window_end and (episode.frozen or episode.rejected):
             return Learning(window_end=end, reason=episode.rejected or "learning was frozen when its window was closed")
     if (before := versions.get(closing.version - 1)) is not None and before.folds == closing.folds:
-        return Learning(window_end=end, reason=f"in version {closing.version} it waits for more sessions to learn from")
+        reason = (
+            f"version {closing.version} has not learned from its window: frozen, rejected, or too few sessions so far"
+        )
+        return Learning(window_end=end, reason=reason)
     facts = zip(trace.fact_offsets, trace.facts, strict=True)
     mine = [(at, one) for at, one in facts if objection(slate, arrived_at, last, one) is None]
     in_time = {one for at, one in mine if at <= made_at}
