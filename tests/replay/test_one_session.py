@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.golden.recording import record
 from worker.embedded.state import StateFolder, StateView
 from worker.errors import InputError
-from worker.logs.collect import SessionLog, write_state
-from worker.logs.format import encode_line
-from worker.logs.ordered import about
+from worker.logs.findings import Findings
+from worker.logs.format import LogWriter, encode_line
+from worker.logs.ordered import about, read_log
+from worker.logs.sources import write_state
 from worker.replay.one_session import ServedSession, find_session
 from worker.stream.explanation import explain
 from worker.stream.parameters import Parameters
@@ -30,7 +31,8 @@ SAMPLE = 60
 
 
 def found(path: Path | str, session: str) -> ServedSession:
-    return find_session(str(path), session, topics=Topics(), name="the log")
+    with read_log(path, Findings(), session=session) as log:
+        return find_session(log, session, "the log")
 
 
 def explained(served: ServedSession) -> Any:
@@ -168,7 +170,7 @@ def test_late_answers_are_counted_apart(lines: list[Document], ask: Any) -> None
     ("session", "names", "message"),
     [
         ("nobody", (), "session nobody is not there"),
-        ("user-00070", ("parameters", "parameters-history"), r"has no versions \(ads.parameters\)"),
+        ("user-00070", ("parameters", "parameters-history"), r"has no versions \(topic parameters\)"),
         ("user-00070", ("arrivals", "journal"), "the arrival of session user-00070 is not there"),
         ("user-00070", ("decisions", "journal"), "has an arrival there, but no decision"),
     ],
@@ -190,15 +192,12 @@ def test_a_state_folder_says_the_same_as_the_log(tmp_path: Path) -> None:
     with StateFolder(tmp_path / "state", keep=86_400_000) as state:
         record(tmp_path / "log", sessions=120, oddities=False, state=state)
     lines = lines_of(tmp_path / "log")
+    with LogWriter(tmp_path / "copy") as copy, StateView(tmp_path / "state") as view:
+        write_state(view, Topics(), copy)
     for line in journal(lines, "opened")[::30]:
-        with (
-            SessionLog(tmp_path / f"{line['key']}.log", line["key"], Topics()) as log,
-            StateView(tmp_path / "state") as view,
-        ):
-            write_state(view, line["key"], log, Topics())
-        ours, theirs = found(log.name, line["key"]), found(tmp_path / "log", line["key"])
+        ours, theirs = found(tmp_path / "copy", line["key"]), found(tmp_path / "log", line["key"])
         assert (ours.slate, ours.planned, ours.differences) == (theirs.slate, theirs.planned, ())
-        assert (ours.learning.window_end, ours.clicked) == (theirs.learning.window_end, theirs.clicked)
+        assert (ours.learning, ours.clicked) == (theirs.learning, theirs.clicked)
 
 
 @given(session=st.text(min_size=1, max_size=12), ascii_only=st.booleans(), text=st.booleans())

@@ -98,14 +98,26 @@ versions |= st.builds(
 versions |= st.builds(parameters, policy=st.just("myopic-ucb"), bonus=st.just("paper"), repeats=st.just(False))
 
 
+#: Settings by which something else than the policy chooses; "guarded" is the state of a version.
+WAYS = st.sampled_from(
+    [{}, {"warmup": 9}, {"random_share": 1.0}, {"guarded": True}]
+    + [{"control_share": 0.99, "control": control} for control in ("fixed", "popular", "random", "greedy")]
+)
+
+
+def chosen_in(ways, version):
+    settings = replace(version.settings, **{name: value for name, value in ways.items() if name != "guarded"})
+    return replace(under(settings, version), guarded="guarded" in ways)
+
+
 @given(
     version=versions,
     seed=st.integers(0, 1000),
     excluded=st.sets(st.integers(0, 8), max_size=4),
-    drawn=st.sampled_from([{}, {"warmup": 9}, {"random_share": 1.0}]),
+    ways=WAYS,
 )
-def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded, drawn):
-    version = under(replace(version.settings, **drawn), version)
+def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded, ways):
+    version = chosen_in(ways, version)
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
     gone = np.array([arm for arm in sorted(excluded) if arm < len(version.arms)], dtype=np.intp)
     name = f"s{seed}"
@@ -130,7 +142,7 @@ def test_the_choice_has_the_highest_score_among_those_that_competed(version, see
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
     for position in explain(version, context, NOBODY, session=session).positions:
         scores = {one.arm: one.score for one in position.arms}
-        if position.chosen_by_scores:
+        if position.way in ("scores", "greedy"):
             assert scores[position.choice] == pytest.approx(max(scores.values()), rel=1e-5)
         assert all(one.bonus >= -1e-12 for one in position.arms)
         assert all(one.score == pytest.approx(one.q + one.bonus) for one in position.arms)

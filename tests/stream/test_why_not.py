@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.stream.test_explanation import parameters, versions
+from tests.stream.test_explanation import WAYS, chosen_in, parameters, versions
 from worker.bandit.arrays import sigmoid
 from worker.stream.catalogue import under
 from worker.stream.contexts import pack_context
@@ -49,8 +49,11 @@ def with_odds(version, index, shift):
     return replace(version, model=replace(model, own=own))
 
 
-@given(version=versions, seed=st.integers(0, 1000), arm=st.integers(0, 8), out=st.booleans())
-def test_with_the_least_revenue_or_probability_the_ad_is_shown_and_with_a_shade_less_it_is_not(version, seed, arm, out):
+@given(version=versions, ways=WAYS, seed=st.integers(0, 1000), arm=st.integers(0, 8), out=st.booleans())
+def test_with_the_least_revenue_or_probability_the_ad_is_shown_and_with_a_shade_less_it_is_not(
+    version, ways, seed, arm, out
+):
+    version = chosen_in(ways, version)
     index = arm % len(version.arms)
     name = version.arms[index].arm
     context = np.random.default_rng(seed).standard_normal(version.model.dim)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,15 +12,13 @@ import numpy as np
 from worker.bandit.arrays import Floats, Ints
 from worker.cli.explanation_html import page, picture
 from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
-from worker.cli.options.brokers import connection, topic_names
 from worker.cli.options.learning import setting
 from worker.cli.options.names import did_you_mean
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
+from worker.cli.options.source import source
 from worker.cli.options.target import TARGET, control, pick, read_version
-from worker.console import check_writable, progress, read_input, write_file, write_result
-from worker.embedded.state import StateView
+from worker.console import check_writable, read_input, write_file, write_result
 from worker.errors import InputError, ParametersError
-from worker.logs.collect import SessionLog, write_state
 from worker.replay.one_session import ServedSession, find_session
 from worker.stream.catalogue import under
 from worker.stream.contexts import MISSING
@@ -168,7 +164,10 @@ def _given_context(options: argparse.Namespace) -> Case:
 def _session(options: argparse.Namespace) -> Case:
     """Return a session that was served."""
     _check_source(options)
-    served = _find(options)
+    kept = "(where the sessions of open windows are, and those of serve --keep)"
+    name = options.log or (f"the topics {options.prefix}.*" if options.state is None else f"{options.state} {kept}")
+    with source(options, TOPICS, session=options.session) as log:
+        served = find_session(log, options.session, name)
     parameters, arrival = _checked(served.parameters, f"version {served.parameters.version}"), served.arrival
     _indices(parameters, "--why-not", *filter(None, [options.why_not]))
     names = context_columns(parameters) if served.given is None else columns_of_object(parameters, served.given)
@@ -198,33 +197,6 @@ def _check_source(options: argparse.Namespace) -> None:
     changed = [name for name in (*OVERRIDES, "version", "exclude") if getattr(options, name)]
     if changed:
         raise InputError(f"--{changed[0]} is for --context: a session is explained as it was served")
-    if options.log is not None and options.state is not None:
-        raise InputError("LOG and --state DIR cannot both be given: name the one that has the session")
-    # A variable may name a broker for all commands: it comes last.
-    if options.log is None and options.state is None and options.broker is None:
-        raise InputError("LOG, --state DIR or --broker is needed: where the session was served")
-
-
-def _find(options: argparse.Namespace) -> ServedSession:
-    topics, stage = topic_names(options), partial(progress, unit="lines")
-    if options.log is not None:
-        name = "standard input" if options.log == "-" else options.log
-        return find_session(options.log, options.session, topics=topics, name=name, stage=stage)
-    with TemporaryDirectory() as folder:
-        path = f"{folder}/log"
-        with SessionLog(path, options.session, topics) as log:
-            if options.state is not None:
-                with StateView(options.state) as state:
-                    write_state(state, options.session, log, topics)
-            else:
-                from worker.logs.record import Recorder, Span  # a Kafka client takes a while to import
-
-                with progress("reading Kafka", None):
-                    recorder = Recorder(connection(options), topics, TOPICS, Span())
-                    recorder.run(log, lambda: False, lambda total, written: None)
-        kept = f"{options.state} (with the sessions of open windows, and of the time of serve --keep)"
-        name = f"the topics {topics.prefix}.*" if options.state is None else kept
-        return find_session(path, options.session, topics=topics, name=name)
 
 
 def _checked(parameters: Parameters, where: str) -> Parameters:

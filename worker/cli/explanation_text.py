@@ -8,7 +8,7 @@ from worker.bandit.policies import policy_named
 from worker.cli.options.times import moment
 from worker.console import listing
 from worker.replay.one_session import ServedSession
-from worker.stream.explanation import Candidate, Explanation, Position
+from worker.stream.explanation import GREEDY, SCORES, Candidate, Explanation, Position
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
 from worker.stream.why_not import Needed, WhyNot
@@ -105,20 +105,20 @@ def _named(part: Contribution) -> str:
     return f"{part.feature}{value} {part.contribution:+.2f}"
 
 
-#: Reasons of choices that no score has made, by mode.
-_DRAWN = {
-    "warmup": "warm-up: {arm} was drawn by lot, each of the {count} eligible arms with the same probability",
-    "random": "{arm} was drawn by lot, each of the {count} eligible arms with the same probability",
+_LOT = "{arm} was drawn by lot, each of the {count} eligible arms with the same probability"
+#: Reasons of choices that no score has made.
+_WAYS = {
+    "lot": _LOT,
+    "epsilon": f"{_LOT} (epsilon)",
     "fallback": "the highest-paying eligible arms, because no slate could be planned or there was no room",
-    "explore": "{arm} was drawn by lot, each of the {count} eligible arms with the same probability (epsilon)",
 }
 
 
 def reason(position: Position) -> str:
     """Return the reason for a choice in words."""
     chosen = next(one for one in position.arms if one.arm == position.choice)
-    if position.mode in _DRAWN and not position.chosen_by_scores:
-        return _DRAWN[position.mode].format(arm=chosen.arm, count=len(position.arms))
+    if position.way in _WAYS and not (position.way == "epsilon" and position.mode == "exploit"):
+        return _WAYS[position.way].format(arm=chosen.arm, count=len(position.arms))
     stay = "" if chosen.answer_rate is None else f", by the {chosen.answer_rate:.0%} who then go on"
     later = f"{position.continuation:.4g} can still be earned when it is passed over{stay}"
     if position.continuation == 0:
@@ -240,7 +240,7 @@ def _bonus(said: WhyNot, reasons: Explanation) -> list[str]:
         return [
             f"bonus: this session did not explore; if it had, with all bonuses it would be {_place(said.if_explored)}"
         ]
-    position = next((one for one in reasons.positions if one.chosen_by_scores), None)
+    position = next((one for one in reasons.positions if one.way in (SCORES, GREEDY)), None)
     mine = next((one for one in position.arms if one.arm == said.arm), None) if position else None
     if position is None or mine is None or mine.arm == position.choice:
         return []

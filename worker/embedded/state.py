@@ -114,10 +114,6 @@ class StateView:
         query = "SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset LIMIT ?"
         return self._db.execute(query, (start, most)).fetchall()
 
-    def journal_with(self, part: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the records of the journal that contain these bytes."""
-        yield from self._db.execute("SELECT offset, value FROM journal WHERE instr(value, ?) ORDER BY offset", (part,))
-
     def journal_bounds(self) -> tuple[int, int]:
         """Return the first offset kept and the next one to be written. The last record is always kept."""
         first, last = self._db.execute("SELECT min(offset), max(offset) FROM journal").fetchone()

@@ -265,7 +265,9 @@ def check_new(path: str | Path) -> None:
 class LogWriter:
     """Write a log; a context manager, and a `Tap` of the embedded runner.
 
-    A file that exists and is not empty is refused. The log is compressed if its name ends in ``.gz``; ``-`` is standard
+    A file that exists and is not empty is refused. Lines that are not `wanted` are left out.
+
+    The log is compressed if its name ends in ``.gz``; ``-`` is standard
     output.
 
     >>> import tempfile
@@ -277,8 +279,9 @@ class LogWriter:
     [7]
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, wanted: Callable[[bytes], bool] | None = None) -> None:
         self.lines = 0
+        self._wanted = wanted
         self._is_stdout = str(path) == "-"
         self.name = "standard output" if self._is_stdout else str(path)
         with self._failing_as(InputError):
@@ -303,6 +306,8 @@ class LogWriter:
 
     def write_line(self, line: bytes) -> None:
         """Write a line that `encode_line` has made."""
+        if self._wanted is not None and not self._wanted(line):
+            return
         with self._failing_as(FailedError):
             self._file.write(line)
         self.lines += 1

@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - A log may hold thousands of versions of half a megabyte each, so their bytes are in the temporary database of the log.
-- In memory is the head of a version: its record without arms and arrays. All of a record is decoded, and its hash
+- In memory is the outline of a version: its record without arms and arrays. All of a record is decoded, and its hash
   checked, when it is added, or where only few are needed (`checked` false) when it is read.
 - A version may be recorded several times: by repeated lines, or published again from a newer position in the journal.
   Its hash must be the same.
@@ -26,6 +26,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 import orjson
+from msgspec import Struct
 
 from worker.errors import AdcascadeError
 from worker.logs.findings import Findings, Mismatch
@@ -35,10 +36,21 @@ from worker.stream.features import ContextEncoder, FormerFeatures
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import SETTINGS, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_records import VersionRecord
+from worker.stream.version_records import ArmRecord, VersionRecord
 from worker.stream.versions import KEPT
 
 PLANNERS: Final = 16  # planners kept in memory
+
+
+class VersionHead(Struct, frozen=True, kw_only=True):
+    """The fields of a version that need no model: cheap to read."""
+
+    arms: tuple[ArmRecord, ...]
+    made_at: int
+    kept: float
+
+
+_decode_head: Final = msgspec.json.Decoder(VersionHead).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +62,19 @@ class PublishedVersion:
     row: int
 
 
-_OF_HEAD: Final = frozenset(
+_OUTLINE: Final = frozenset(
     [
         *("version", "sha256", "parent_sha256", "effective_at", "window_end", "journal_offset", "resume_offset"),
         *("folds", "former_features", *SETTINGS),
     ]
 )
-_decode_head: Final[Callable[[bytes], Any]] = msgspec.json.Decoder(
+_decode_outline: Final[Callable[[bytes], Any]] = msgspec.json.Decoder(
     msgspec.defstruct(
-        "Head",
+        "Outline",
         [
             (one.name, one.type) if one.required else (one.name, one.type, one.default)
             for one in msgspec.structs.fields(VersionRecord)
-            if one.name in _OF_HEAD
+            if one.name in _OUTLINE
         ],
         kw_only=True,
     )
@@ -103,7 +115,7 @@ class RecordedVersions:
         try:
             if self._checked:
                 decode_parameters(value or b"")
-            head = _decode_head(value or b"")
+            head = _decode_outline(value or b"")
             settings = LearningSettings(**{name: getattr(head, name) for name in SETTINGS})
         except (AdcascadeError, msgspec.DecodeError, ValueError) as error:
             if published:
@@ -137,12 +149,30 @@ class RecordedVersions:
 
     def read(self, version: int, record: PublishedVersion | None = None) -> Parameters:
         """Return a version from one of its records, by default the first."""
-        record = record or self.known[version].records[0]
+        return decode_parameters(self._value(record or self.known[version].records[0]))
+
+    def head(self, version: int) -> VersionHead:
+        """Return the arms and times of a version."""
+        return _decode_head(self._value(self.known[version].records[0]))
+
+    def _value(self, record: PublishedVersion) -> bytes:
         try:
             (value,) = self._database.execute("SELECT value FROM records WHERE row = ?", [record.row]).fetchone()
         except sqlite3.Error as error:
             raise cannot_sort(error) from None
-        return decode_parameters(value)
+        return bytes(value)
+
+    def nearest(self, version: int) -> int:
+        """Return a version or, if the log does not have it, the newest one before it; else the oldest one.
+
+        >>> versions = RecordedVersions(Findings(), sqlite3.connect(""))
+        >>> versions.known = dict.fromkeys((3, 7))
+        >>> [versions.nearest(version) for version in (1, 3, 6, 9)]
+        [3, 3, 3, 7]
+        """
+        if version in self.known:
+            return version
+        return max((known for known in self.known if known < version), default=min(self.known))
 
     def read_with_history(self, version: int, record: PublishedVersion | None = None) -> list[Parameters]:
         """Return a version with those before it that a learner needs, as far as the log has them, the oldest first."""

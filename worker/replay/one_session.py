@@ -18,17 +18,16 @@ from typing import Any
 import msgspec
 
 from worker.errors import InputError
-from worker.logs.findings import Findings, Stage, silent
-from worker.logs.ordered import OrderedLog, read_log
+from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.replay.verify import decision_difference, opened_difference
 from worker.stream.chance import journaled
 from worker.stream.contexts import pack_context
+from worker.stream.decoding import decode_episode
 from worker.stream.events import Arrival, Decision, Mode, Opened
 from worker.stream.parameters import Parameters
 from worker.stream.session import Reaction, answered, objection
 from worker.stream.slates import Slate
-from worker.stream.topology import Topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,47 +72,46 @@ class ServedSession:
     others: int
 
 
-def find_session(path: str, session_id: str, *, topics: Topics, name: str, stage: Stage = silent) -> ServedSession:
+def find_session(log: OrderedLog, session_id: str, name: str) -> ServedSession:
     """Return a session of a log, which messages call `name`; raise `InputError` if it cannot be explained."""
-    with read_log(path, Findings(), topics=topics, session=session_id, stage=stage) as log:
-        reader = TraceReader(log)
-        mine = [trace for trace in reader.read(log.entries("reading")) if trace.session_id == session_id]
-        traces = [trace for trace in mine if trace.decisions or trace.openings]
-        if not traces:
-            found = "has an arrival there, but no decision" if mine else "is not there (ids are compared to the letter)"
-            raise InputError(f"{name}: session {session_id} {found}")
-        if not log.versions.known:
-            raise InputError(f"{name} has no versions ({topics.parameters}): `adcascade record` takes all topics")
-        trace = traces[-1]
-        records: Sequence[Decision | Opened] = [one for _, one in (trace.decisions or trace.openings)]
-        version = records[-1].parameters_version
-        if version not in log.versions.known:
-            known = ", ".join(map(str, sorted(log.versions.known)[-8:]))
-            raise InputError(f"{name} lacks version {version}, which served session {session_id}; it has {known}")
-        modes = {decision.mode for _, decision in trace.decisions}
-        arrival, planned, differences = _planned_again(log, reader, trace, version, modes)
-        if planned is None and "imported" not in modes:
-            raise InputError(f"{name}: the arrival of session {session_id} is not there, nor is it in the journal")
-        parameters = log.versions.planner(version).parameters
-        slate = min(records, key=lambda one: -len(one.slate)).slate
-        last = trace.arrived_at + parameters.settings.session_timeout
-        shown, clicked = answered(slate, trace.feedback, whole_slate=False, first=trace.arrived_at, last=last)
-        return ServedSession(
-            arrival=arrival,
-            given=_given(trace),
-            parameters=parameters,
-            slate=slate,
-            planned=planned,
-            differences=differences,
-            reactions={
-                one.position: one
-                for one in sorted(trace.feedback, key=lambda one: (one.clicked, -one.occurred_at))
-                if objection(slate, trace.arrived_at, last, one) is None
-            },
-            clicked=shown if clicked else 0,
-            learning=_learning(log, trace, parameters, planned.modes if planned else (), slate),
-            others=len(traces) - 1,
-        )
+    reader = TraceReader(log)
+    mine = [trace for trace in reader.read(log.entries("reading")) if trace.session_id == session_id]
+    traces = [trace for trace in mine if trace.decisions or trace.openings]
+    if not traces:
+        found = "has an arrival there, but no decision" if mine else "is not there (ids are compared to the letter)"
+        raise InputError(f"{name}: session {session_id} {found}")
+    if not log.versions.known:
+        raise InputError(f"{name} has no versions (topic parameters): `adcascade record` takes all topics")
+    trace = traces[-1]
+    records: Sequence[Decision | Opened] = [one for _, one in (trace.decisions or trace.openings)]
+    version = records[-1].parameters_version
+    if version not in log.versions.known:
+        known = ", ".join(map(str, sorted(log.versions.known)[-8:]))
+        raise InputError(f"{name} lacks version {version}, which served session {session_id}; it has {known}")
+    modes = {decision.mode for _, decision in trace.decisions}
+    arrival, planned, differences = _planned_again(log, reader, trace, version, modes)
+    if planned is None and "imported" not in modes:
+        raise InputError(f"{name}: the arrival of session {session_id} is not there, nor is it in the journal")
+    parameters = log.versions.planner(version).parameters
+    slate = min(records, key=lambda one: -len(one.slate)).slate
+    last = trace.arrived_at + parameters.settings.session_timeout
+    shown, clicked = answered(slate, trace.feedback, whole_slate=False, first=trace.arrived_at, last=last)
+    return ServedSession(
+        arrival=arrival,
+        given=_given(trace),
+        parameters=parameters,
+        slate=slate,
+        planned=planned,
+        differences=differences,
+        reactions={
+            one.position: one
+            for one in sorted(trace.feedback, key=lambda one: (one.clicked, -one.occurred_at))
+            if objection(slate, trace.arrived_at, last, one) is None
+        },
+        clicked=shown if clicked else 0,
+        learning=_learning(log, trace, parameters, planned.modes if planned else (), slate),
+        others=len(traces) - 1,
+    )
 
 
 def _planned_again(
@@ -125,8 +123,11 @@ def _planned_again(
     arrivals = [one for one in reader.candidates(trace, version) if len(one.context) == dim]
     if "imported" in modes or not arrivals:
         return msgspec.structs.replace(nothing, session_id=trace.session_id), None, ()
-    slates = planner.plan(arrivals, [pack_context(one.context) for one in arrivals])
-    pairs = list(zip(arrivals, slates, strict=True))
+    contexts = [pack_context(one.context) for one in arrivals]
+    # The journal does not say who the user is, and so not the group either.
+    groups = (0.0, 1.0) if planner.parameters.settings.control_share and not trace.arrivals else (None,)
+    slates = [slate for share in groups for slate in planner.plan(arrivals, contexts, control_share=share)]
+    pairs = list(zip(arrivals * len(groups), slates, strict=True))
     if "fallback" in modes:  # perhaps because there was no room, for any plan
         pairs += [(arrival, planner.fallback(arrival)) for arrival in arrivals]
     found = [(arrival, slate, _differences(trace, slate)) for arrival, slate in pairs]
@@ -161,7 +162,7 @@ def _learning(
     made_at = closing.records[0].journal_offset
     if min(entry.offset for entry, _ in trace.openings) > made_at:
         return Learning(window_end=end, reason=f"late: version {closing.version} had closed its window before")
-    for episode in log.episodes():
+    for episode in map(decode_episode, log.values("episodes")):
         if episode.window_start <= arrived_at < episode.window_end and (episode.frozen or episode.rejected):
             return Learning(window_end=end, reason=episode.rejected or "learning was frozen when its window was closed")
     if (before := versions.get(closing.version - 1)) is not None and before.folds == closing.folds:

@@ -41,6 +41,9 @@ from worker.stream.parameters import Parameters, confidence_radius
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.tastes import Contribution, context_columns, contributions, position_effect, strongest_first
 
+SCORES: Final = "scores"
+GREEDY: Final = "greedy"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -67,7 +70,7 @@ class Candidate:
 class Position:
     """A position of the slate: the competing arms, the choice, and the revenue of a user who goes on (continuation).
 
-    chosen_by_scores : whether the choice has the highest score; not where a lot, an order or a fallback chose
+    way : how it was chosen: by the highest score, or by something else (`way_of`)
     out : why each of the other arms could not be shown here
     """
 
@@ -76,7 +79,7 @@ class Position:
     choice: str | None
     mode: str
     arms: tuple[Candidate, ...]
-    chosen_by_scores: bool = True
+    way: str = SCORES
     out: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -137,8 +140,8 @@ def explain(
             index: contributions(parameters, index, given, context, names or context_columns(parameters))
             for index in eligible.tolist()
         }
-        drawn = served is not None and (contest.policy.draws or not _PLANNED.issuperset(modes))
-        positions = contest.positions(slate, modes, reasons, drawn=drawn)
+        way = way_of(parameters, modes[0] if served is not None and modes else "exploit", by_id=served is not None)
+        positions = contest.positions(slate, modes, reasons, way)
         if served is None and (mode := _whole_slate(parameters)) is not None:
             positions = [replace(position, mode=mode) for position in positions]
     return Explanation(
@@ -148,16 +151,33 @@ def explain(
     )
 
 
-#: Modes of positions that the policy plans.
-_PLANNED: Final = frozenset(("explore", "exploit"))
+def way_of(parameters: Parameters, mode: str, *, by_id: bool = True) -> str:
+    """Return how a slate of this mode is chosen: by scores, greedily by them, by a lot, in an order, or as fallback.
+
+    Under epsilon-greedy a lot decides at each position whether another arm takes the place of the best one; without the
+    id of a session, none does.
+    """
+    policy = policy_named(parameters.settings.policy)
+    how = parameters.settings.control if mode == "control" else mode
+    if how in ("explore", "exploit"):
+        return "order" if policy is Fixed else "epsilon" if policy.draws and by_id else SCORES
+    return _WAYS.get(how, SCORES)
 
 
-def planned_again(parameters: Parameters, arrival: Arrival, *, by_id: bool, fallback: bool) -> tuple[str, ...]:
-    """Return the arms that serving shows: by the id of the session or, without, by the policy; or the `fallback`."""
-    if fallback:
+_WAYS: Final = {
+    **dict.fromkeys(("warmup", "random"), "lot"),
+    **dict.fromkeys(("fixed", "popular"), "order"),
+    **dict.fromkeys(("greedy", "guarded"), GREEDY),
+    "fallback": "fallback",
+}
+
+
+def planned_again(parameters: Parameters, arrival: Arrival, *, by_id: bool, mode: str) -> tuple[str, ...]:
+    """Return the arms that serving shows: by the id of the session, in its group by its mode; or else by the policy."""
+    if mode == "fallback":
         return SlatePlanner(parameters).fallback(arrival).arms
     if by_id:
-        return _served(parameters, arrival).arms
+        return _served(parameters, arrival, control_share=float(mode == "control")).arms
     planner = parameters.planner()
     excluded = [parameters.indices[arm] for arm in arrival.exclude if arm in parameters.indices]
     if planner is None or len(set(excluded) & set(planner.shown.tolist())) == len(planner.shown):
@@ -168,8 +188,8 @@ def planned_again(parameters: Parameters, arrival: Arrival, *, by_id: bool, fall
     return tuple(parameters.arms[arm].arm for arm in arms)
 
 
-def _served(parameters: Parameters, arrival: Arrival) -> Slate:
-    return SlatePlanner(parameters).plan([arrival], [pack_context(arrival.context)])[0]
+def _served(parameters: Parameters, arrival: Arrival, control_share: float | None = None) -> Slate:
+    return SlatePlanner(parameters).plan([arrival], [pack_context(arrival.context)], control_share=control_share)[0]
 
 
 def arrival_of(parameters: Parameters, context: Floats, excluded: Ints, session: str) -> Arrival:
@@ -302,22 +322,20 @@ class _Contest:
         slate: list[int],
         modes: Sequence[str],
         reasons: dict[int, tuple[Contribution, ...]],
-        *,
-        drawn: bool,
+        way: str,
     ) -> list[Position]:
-        """Explain every position of the slate; one that was `drawn` shows arms that no score has chosen."""
+        """Explain every position of the slate, which was chosen in this way."""
         explored = [mode == "explore" for mode in modes]
-        by_scores = not drawn and self.policy is not Fixed
-        if not by_scores:
-            rounds = self._fillers(slate, 0)
-        elif self.policy is MyopicUcb:
+        if way not in (SCORES, GREEDY):
+            rounds = self._fillers(slate, 0, again=self.settings.repeats and way != "order")
+        elif self.policy is MyopicUcb and way != GREEDY:
             rounds = self._myopic(slate)
         elif self.settings.repeats:
             rounds = self._with_repeats(explored)
         else:
             rounds = self._without_repeats(slate, explored)
         return [
-            self._position(slate, h, mode, by_scores, reasons, *round_)
+            self._position(slate, h, mode, way, reasons, *round_)
             for h, (mode, round_) in enumerate(zip(modes, rounds, strict=True))
         ]
 
@@ -360,8 +378,8 @@ class _Contest:
             yield np.arange(first, len(self.arms)), float(values[place + 1, left]), h, q, score
             first = place + 1
 
-    def _fillers(self, slate: list[int], start: int) -> Iterator[_Round]:
-        """Explain the positions from `start` on, which show arms that no score has chosen."""
+    def _fillers(self, slate: list[int], start: int, *, again: bool = False) -> Iterator[_Round]:
+        """Explain the positions from `start` on, which show arms that no score has chosen, perhaps `again`."""
         after = [0.0]  # revenue of the slate behind each position, from the last one on
         for h in range(len(slate) - 1, start, -1):
             place = self.arms == slate[h]
@@ -369,7 +387,7 @@ class _Contest:
         for h in range(start, len(slate)):
             behind = after[len(slate) - 1 - h]
             q = self._q(self.chances[h], behind, h)
-            gone = [] if self.settings.repeats and self.policy is not Fixed else slate[:h]
+            gone = [] if again else slate[:h]
             yield np.flatnonzero(~np.isin(self.arms, gone)), behind, h, q, q
 
     def _values(self, chances: Floats) -> Floats:
@@ -391,7 +409,7 @@ class _Contest:
         slate: list[int],
         h: int,
         mode: str,
-        by_scores: bool,
+        way: str,
         reasons: dict[int, tuple[Contribution, ...]],
         columns: Ints,
         after: float,
@@ -408,7 +426,7 @@ class _Contest:
             continuation=after,
             choice=catalogue[slate[h]].arm,
             mode=mode,
-            chosen_by_scores=by_scores,
+            way=way,
             out=_out(self.parameters, self.arms, slate[:h], frozenset(self.arms[columns].tolist())),
             arms=tuple(
                 Candidate(

@@ -26,8 +26,8 @@ from worker.bandit.arrays import Array, Floats, Ints, sigmoid
 from worker.bandit.click_model import ClickModel, Heads
 from worker.bandit.policies import Ucbbp, policy_named
 from worker.stream.catalogue import under
-from worker.stream.events import Arrival, Mode
-from worker.stream.explanation import planned_again
+from worker.stream.events import Arrival
+from worker.stream.explanation import planned_again, way_of
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import Contribution, context_columns, contributions
 
@@ -86,10 +86,11 @@ def why_not(
     Chance is that of its session id (`by_id`), or left out. `names` are those of the columns of its context.
     """
     index, settings, policy = parameters.indices[arm], parameters.settings, policy_named(parameters.settings.policy)
-    mode = cast(Mode, modes[0] if modes else "none")
+    mode = modes[0] if modes else "none"
+    way = way_of(parameters, mode, by_id=by_id)
 
     def place(version: Parameters, who: Arrival = arrival) -> int:
-        slate = planned_again(version, who, by_id=by_id, fallback=mode == "fallback")
+        slate = planned_again(version, who, by_id=by_id, mode=mode)
         return slate.index(arm) + 1 if arm in slate else 0
 
     obstacle = "it is retired" if not parameters.arms[index].active else None
@@ -114,12 +115,11 @@ def why_not(
         float(parameters.model.log_odds_of(prepared, np.array([[index]]))[0, 0]),
         parameters.arms[index].reward,
     )
-    is_drawn = mode in ("warmup", "random")
     revenue = probability = None
-    if not is_drawn and (policy.uses_model or mode == "fallback"):
+    if way not in ("lot", "order"):
         most = MOST_REVENUE * float(parameters.rewards.max())
         revenue = _needed(by_revenue, takewhile(lambda value: value < most, (reward * STEP**n for n in range(10_000))))
-    if not is_drawn and policy.uses_model and mode != "fallback":
+    if way not in ("lot", "order", "fallback"):
         shifts = _needed(by_shift, (n / 4 for n in range(STEPS_OF_ODDS)))
         first, anywhere = (None if one is None else _chance(now + one) for one in (shifts.first, shifts.anywhere))
         probability = Needed(now=_chance(now), first=first, anywhere=anywhere)
@@ -130,7 +130,7 @@ def why_not(
         position=place(parameters),
         obstacle=obstacle,
         without_obstacle=by_revenue(reward),
-        drawn=1 / max(1, eligible) if is_drawn else None,
+        drawn=1 / max(1, eligible) if way == "lot" else None,
         revenue=revenue,
         probability=probability,
         if_explored=place(under(replace(settings, policy=Ucbbp.name), open_to_it), free) if explorable else None,
