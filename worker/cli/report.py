@@ -14,10 +14,11 @@ from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.source import source
 from worker.cli.options.times import duration, timestamp
 from worker.console import check_writable, note, table, write_file, write_result
+from worker.errors import InputError
 from worker.report.document import report_on
 from worker.report.page import page
 from worker.report.period import WEEK, chosen_period
-from worker.report.tables import WORDS, changes, headline, subline, tables
+from worker.report.tables import WORDS, changes, heads, tables
 from worker.stream.accounts import DAY
 
 #: Topics that a report needs: the journal has what came of arrivals and clicks.
@@ -77,6 +78,8 @@ def _now() -> int:
 def run(options: argparse.Namespace) -> None:
     """Report on a period."""
     check_writable(options.json, options.html)
+    if options.html == "-":
+        raise InputError("--html needs the name of a file")
     length = DAY if options.period is None else options.period
     since = chosen_period(0, _now(), length, options.until).before.since if length else None
     with source(options, TOPICS, since=since) as log:
@@ -93,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
 def text(document: Mapping[str, Any]) -> str:
     """Return the report for a terminal."""
     parts = [
-        f"{headline(document)}\n{subline(document)}",
+        "\n".join(heads(document)),
         "\n".join(f"! {warning['text']}" for warning in document["warnings"]),
         *(table(one.header, one.rows) for _, one in tables(document)),
         "\n".join(f"changed: {line}" for line in changes(document)),
