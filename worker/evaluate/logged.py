@@ -34,6 +34,7 @@ NO_SLATE: Final = "slate not in the log"
 UNCERTAIN: Final = "uncertain which slate was shown"
 CONTRADICTS: Final = "contradicts its version"
 FALLBACK: Final = "served by the fallback"
+CONTROL: Final = "in the control group"
 BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
 
@@ -121,6 +122,8 @@ class LoggedSessions:
         opened = openings[0]
         if opened.modes[:1] == ("fallback",):
             return FALLBACK
+        if opened.modes[:1] == ("control",):
+            return CONTROL  # by chance alone: the others are a sample of all
         known = self._known.get(opened.parameters_version)
         if known is None or len(opened.context) != known.settings.dim:
             return NO_VERSION
