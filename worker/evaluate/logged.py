@@ -88,7 +88,8 @@ class LoggedSessions:
             self.left_out[reason] += 1
             return
         opened = openings[0]
-        shown, clicked = trace.answered(opened.slate, self._known[opened.parameters_version].settings)
+        settings = self._known[opened.parameters_version].settings
+        shown, clicked = trace.answered(opened.slate, settings)
         self.by_version.setdefault(opened.parameters_version, []).append(
             LoggedSession(
                 session_id=trace.session_id,

@@ -63,9 +63,9 @@ class SessionTrace:
         yield from self.clicks
 
     def answered(self, slate: tuple[str, ...], settings: LearningSettings) -> tuple[int, bool]:
-        """Return how many displays of a slate count, and whether the last of them was clicked, as for the learner.
+        """Return how many displays of the slate count, and whether the last of them was clicked.
 
-        Where the journal has opened the session, its feedback counts, else the clicks.
+        Feedback of the journal counts or, of a session that the journal has not opened, that of the clicks.
         """
         return answered(
             slate,
