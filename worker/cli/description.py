@@ -114,7 +114,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         *([f"  clicks by position: odds × {_listed(np.exp(effects))}"] if any(effects) else []),
         f"  forgetting {_forgetting(details)}",
         *([f"  {_shares(details)}"] if parameters.shares != ALL else []),
-        *([f"  {parameters.lift.sentence}{guarded}"] if parameters.lift is not None else []),
+        *([f"  {parameters.lift.sentence}, {parameters.lift.size}{guarded}"] if parameters.lift is not None else []),
         "",
         listing(ARMS, sorted(arms, key=lambda arm: -arm["probability"] * arm["reward"]), TOP),
     ]

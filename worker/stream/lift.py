@@ -178,23 +178,15 @@ class Lift:
         """The comparison of the revenue in one line."""
         found = self.compare("revenue")
         if found is None:
-            return f"revenue per session against {self.name}: {self._unknown}"
+            return f"revenue per session against {self.name}: not known yet"
         gained, low, high = in_words(found)
         line = f"revenue per session: {self.name} {found.control:.3g}, adcascade {found.policy:.3g}"
         return f"{line}, {gained} (between {low} and {high})"
 
     @property
-    def headline(self) -> str:
-        """What adcascade earns more than the control, in the fewest words."""
-        found = self.compare("revenue")
-        if found is None:
-            return self._unknown
-        gained, low, high = in_words(found)
-        return f"earns {gained}, between {low} and {high}, {self.sessions:,} sessions"
-
-    @property
-    def _unknown(self) -> str:
-        return f"not known yet, after {self.sessions:,} sessions, {self.groups[1, 0]:,.0f} of them in the control group"
+    def size(self) -> str:
+        """The numbers of sessions, for people."""
+        return f"{self.sessions:,} sessions, {self.groups[1, 0]:,.0f} of them in the control group"
 
     @property
     def name(self) -> str:

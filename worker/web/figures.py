@@ -121,8 +121,7 @@ def lift(parameters: Parameters | None) -> dict[str, Any] | None:
     if known is None:
         return None
     found = known.compare("revenue")
-    gained = None if found is None else in_words(found)[0]
-    return {"gained": gained, "note": known.headline.removeprefix(f"earns {gained}, "), "sentence": known.sentence}
+    return {"gained": None if found is None else in_words(found)[0], "note": f"{known.sentence}, {known.size}"}
 
 
 def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:

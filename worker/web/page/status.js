@@ -104,7 +104,6 @@ function showLift({ lift }) {
   if (!lift) return;
   setText("lift", lift.gained ?? "–");
   setText("lift-note", lift.note);
-  $("lift-tile").title = lift.sentence;
 }
 
 function sampled(shares) {
