@@ -53,8 +53,9 @@ def user(generator: np.random.Generator) -> dict[str, Any]:
     return found
 
 
-def chance(arm: str, context: Mapping[str, Any]) -> float:
-    base, age, mobile, member = TASTES[arm]
+def chance(arm: str, context: Mapping[str, Any], *, turned: bool) -> float:
+    tastes = dict(zip(TASTES, reversed(TASTES.values()), strict=True)) if turned else TASTES
+    base, age, mobile, member = tastes[arm]
     odds = base + age * (context.get("age", 40) - 40) / 10 + mobile * (context["device"] == "mobile")
     return float(1 / (1 + np.exp(-odds - member * context["member"])))
 
@@ -66,11 +67,12 @@ def run(
     per_hour: float = 20,
     orders: Mapping[int, Order] | None = None,
     silent: Mapping[str, int] | None = None,
+    turn: int = 1 << 30,
     state: Path | None = None,
     seed: int = 0,
     **changes: Any,
 ) -> None:
-    """Record some hours; `orders` have the hour at which they are given, `silent` ads the one from which they are."""
+    """Record some hours; `orders`, ads that fall `silent`, and the `turn` of the tastes come at an hour."""
     generator = np.random.default_rng(seed)
     with LogWriter(log) as tap:
         folder = None if state is None else StateFolder(state, keep=30 * DAY)
@@ -79,7 +81,7 @@ def run(
             if orders and hour in orders:
                 shop.order(orders[hour])
             rate = per_hour * (1 + 0.6 * np.sin(2 * np.pi * (hour - 9) / 24))
-            serve(shop, generator, START + hour * HOUR, int(generator.poisson(rate)), hour, silent or {})
+            serve(shop, generator, START + hour * HOUR, int(generator.poisson(rate)), hour, silent or {}, turn)
             shop.advance(START + (hour + 1) * HOUR)
         shop.advance(START + (hours + 2) * HOUR)
         shop.advance(START + (hours + 2) * HOUR + 1)
@@ -88,7 +90,13 @@ def run(
 
 
 def serve(
-    shop: Embedded, generator: np.random.Generator, begin: int, count: int, hour: int, silent: Mapping[str, int]
+    shop: Embedded,
+    generator: np.random.Generator,
+    begin: int,
+    count: int,
+    hour: int,
+    silent: Mapping[str, int],
+    turn: int,
 ) -> None:
     users = {}
     for at in np.sort(generator.integers(0, HOUR - 15 * 60_000, count)).tolist():
@@ -101,7 +109,7 @@ def serve(
         name = decision["session_id"]
         at, context = users[name]
         for position, arm in enumerate(decision["slate"], start=1):
-            clicked = bool(generator.random() < chance(arm, context))
+            clicked = bool(generator.random() < chance(arm, context, turned=hour >= turn))
             if hour >= silent.get(arm, 1 << 30) or (not clicked and generator.random() < 0.15):
                 break
             body = {"session_id": name, "occurred_at": at + 20_000 * position, "position": position, "arm": arm}

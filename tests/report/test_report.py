@@ -12,10 +12,11 @@ import orjson
 import pytest
 
 from tests.counting import Counted, count_ads
-from tests.replay.logs import Document, lines_of, write
-from tests.report.shop import DAY, START, run
+from tests.replay.logs import Document, lines_of, of, write
+from tests.report.shop import DAY, HOUR, START, run
 from worker.cli.main import main
 from worker.stream.events import ArmChange, Command
+from worker.stream.parameters import decode_parameters
 
 #: The third day is reported on.
 ORDERS = {
@@ -111,6 +112,27 @@ def test_what_changed_and_what_is_wrong_is_said_in_words(shop: Path) -> None:
     assert re.fullmatch(r"ad coat: \d+ displays, no feedback at all to the last \d+, since 03 Jan .*", coat)
 
 
+def test_a_change_of_the_users_is_reported_with_its_time(tmp_path: Path) -> None:
+    run(tmp_path / "log.jsonl", hours=72, per_hour=60, turn=40)
+    (change,) = report(tmp_path / "log.jsonl", "--period", "all")["changes"]
+    assert START + 40 * HOUR < change["at"] < START + 72 * HOUR
+    assert re.fullmatch(r"users or ads changed: what was learned before counts \d+% since then", change["text"])
+
+
+def test_the_comparison_with_the_control_group_comes_first_and_a_loss_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "log.jsonl", hours=40, per_hour=60, policy="random", control="greedy", control_share=0.5)
+    found = report(tmp_path / "log.jsonl", "--period", "all")
+    newest = decode_parameters(orjson.dumps(raw(tmp_path / "log.jsonl")["ads.parameters"][-1]))
+    assert newest.lift is not None
+    assert found["lift"]["sentence"] == newest.lift.sentence == capsys.readouterr().out.splitlines()[0]
+    losses = [
+        one["text"] for one in found["warnings"] if one["text"].startswith("adcascade earns less than the best ads")
+    ]
+    assert losses
+
+
 def test_a_session_that_is_journaled_by_chance_stands_for_several(tmp_path: Path) -> None:
     run(tmp_path / "log.jsonl", hours=30, per_hour=60, learn_at_most=20)
     found, records = report(tmp_path / "log.jsonl", "--period", "all"), raw(tmp_path / "log.jsonl")
@@ -171,15 +193,23 @@ def test_the_page_loads_nothing_and_shows_names_as_they_are(shop: Path, capsys: 
         ("LOG --prefix other", "it has no records of these topics, but of ads."),
         ("CLICKS", "there are no versions, which have the prices: a report needs a log of all topics"),
         ("LOG --html nowhere/report.html", "does not exist"),
+        ("LOG --html -", "--html needs the name of a file"),
+        ("LOG --until 0001-01-01 --period 99999999d", "there are no sessions in 1970-01-01 (UTC)"),
+        ("VERSIONS", "there are no sessions to report on"),
         ("--state nowhere", "nowhere holds no state"),
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_to_do(
     shop: Path, arguments: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if "CLICKS" in arguments:
-        write(shop / "clicks.jsonl", [line for line in lines_of(shop / "log.jsonl") if line["topic"] == "ads.clicks"])
-    names = {"LOG": shop / "log.jsonl", "STATE": shop / "state", "CLICKS": shop / "clicks.jsonl"}
+    names = {
+        "LOG": shop / "log.jsonl",
+        "STATE": shop / "state",
+        "CLICKS": shop / "clicks",
+        "VERSIONS": shop / "versions",
+    }
+    for name, topic in (("CLICKS", "clicks"), ("VERSIONS", "parameters")):
+        write(names[name], of(lines_of(shop / "log.jsonl"), topic))
     assert main(["report", *(str(names.get(word, word)) for word in arguments.split())]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

@@ -25,7 +25,7 @@ from worker.logs.sources import write_state
 from worker.report.document import report_on
 from worker.report.page import page
 from worker.report.period import WEEK, chosen_period
-from worker.report.tables import WORDS, changes, headline, subline, tables
+from worker.report.tables import WORDS, changes, heads, tables
 from worker.stream.accounts import DAY
 from worker.stream.topology import Topics
 
@@ -86,6 +86,8 @@ def _now() -> int:
 def run(options: argparse.Namespace) -> None:
     """Report on a period."""
     check_writable(options.json, options.html)
+    if options.html == "-":
+        raise InputError("--html needs the name of a file")
     with _source(options) as log:
         document = report_on(log, length=options.period, until=options.until, by=options.by)
     if options.html is not None:
@@ -139,7 +141,7 @@ def _fetch(options: argparse.Namespace, topics: Topics, path: Path) -> None:
 def text(document: Mapping[str, Any]) -> str:
     """Return the report for a terminal."""
     parts = [
-        f"{headline(document)}\n{subline(document)}",
+        "\n".join(heads(document)),
         "\n".join(f"! {warning['text']}" for warning in document["warnings"]),
         *(table(one.header, one.rows) for _, one in tables(document)),
         "\n".join(f"changed: {line}" for line in changes(document)),

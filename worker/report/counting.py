@@ -30,7 +30,6 @@ from worker.report.period import Period
 from worker.stream.accounts import ROWS
 from worker.stream.chance import is_exploring
 from worker.stream.events import Opened
-from worker.stream.session import answered
 from worker.stream.settings import LearningSettings
 
 #: The parts of a sum: sessions, and the rows of the accounts.
@@ -97,13 +96,7 @@ class SessionCounter:
     def _displays(
         self, trace: SessionTrace, opened: Opened, settings: LearningSettings
     ) -> Iterator[tuple[str, Floats]]:
-        shown, clicked = answered(
-            opened.slate,
-            trace.facts if trace.openings else trace.clicks,
-            whole_slate=settings.unanswered == "passed",
-            first=trace.arrived_at,
-            last=trace.arrived_at + settings.session_timeout,
-        )
+        shown, clicked = trace.answered(opened.slate, settings)
         for at, arm in enumerate(opened.slate[: shown if clicked else shown + 1], start=1):
             click = clicked and at == shown
             price = self._prices(opened.parameters_version).get(arm, 0.0) if click else 0.0

@@ -23,6 +23,7 @@ from worker.stream.ad_figures import figures, reasons
 from worker.stream.decoding import decode_episode
 from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
+from worker.stream.lift import Lift
 from worker.stream.parameters import Parameters
 
 #: Features that are shown, of those whose groups differ most, and groups of each.
@@ -40,12 +41,14 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
 
     Raise `InputError` if there are no versions, no sessions in the period, or no such feature.
     """
-    versions, (_, first, last) = log.versions, log.openings()
+    versions, (count, first, last) = log.versions, log.openings()
     if not versions.known:
         raise InputError("there are no versions, which have the prices: a report needs a log of all topics")
+    if not count:
+        raise InputError("there are no sessions to report on")
     period = chosen_period(first, last, length, until)
     if not log.openings(period.since, period.until - 1)[0]:
-        has = f"they are from {Period(first, last + 1)}; give --until TIME, or --period all" if last else "at all"
+        has = f"they are from {Period(first, last + 1)}; give --until TIME, or --period all"
         raise InputError(f"there are no sessions in {period}: {has}")
     begins, ends = (versions.called_for(time) or min(versions.known) for time in (period.since, period.until - 1))
     known = [name for name, _, _ in columns(versions.known[ends].settings)]
@@ -55,7 +58,8 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
     slots, counter = 7 if period.length == 7 * DAY else 8, SessionCounter(log, period)
     now, before = (counter.count(one, slots) for one in (period, period.before))
     compared = before if period.before.begins_in(first) and ALL in before else None
-    newest, total = versions.read(ends), _row("this " + period.name, ALL, now, compared)
+    newest, learned = versions.read(ends), versions.read(_learned(log, period))
+    total = _row("this " + period.name, ALL, now, compared)
     course = [_row(period.part(at, slots), Group(COURSE, at, ""), now, compared) for at in range(slots)]
     ads = _ads(newest, now, compared)
     return {
@@ -63,15 +67,23 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "period": period.name,
         "since": period.since,
         "until": period.until,
+        "lift": None if learned.lift is None else _compared(learned.lift),
         "total": total,
         "course": course,
         "ads": ads,
         "features": [{"feature": name, "groups": _groups(name, now, compared)} for name in by or _telling(now)],
         "changes": [*_catalogue(versions.head(begins), versions.head(ends)), *_events(log, period)],
         "versions": [begins, ends],
-        "warnings": [*_warnings(ads, total, course, now), *_rejected(log, period)],
+        "warnings": [*_warnings(ads, total, course, now), *_doubts(learned), *_rejected(log, period)],
         "notes": list(_notes(log, period, last, compared=compared is not None)),
     }
+
+
+def _learned(log: OrderedLog, period: Period) -> int:
+    """Return the version that knows the period to its end, and hardly more; it serves only after that."""
+    known = log.versions.known.items()
+    begun = [number for number, one in known if (one.window_end or 0) - one.settings.window < period.until]
+    return max(begun, default=min(log.versions.known))
 
 
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,6 +132,11 @@ def _groups(feature: str, now: Counts, before: Counts | None) -> list[Document]:
         for counts in [now] if before is None else [now, before]:
             counts[groups[-1]] = np.sum([counts[group] for group in rest], axis=0)
     return [_row(group.name, group, now, before) for group in groups]
+
+
+def _compared(lift: Lift) -> Document:
+    """Return what the control group says, from its beginning to the end of the period."""
+    return {"sentence": lift.sentence, "known": lift.is_known, "since": lift.since, "sessions": lift.sessions}
 
 
 # ── what changed ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,6 +224,17 @@ def _trouble(ad: Document, usual: Document, course: Sequence[Document], now: Cou
         earned, usually = (one["revenue"] / one["displays"] for one in (ad, usual))
         return f"{earned:.3g} earned by each (all ads: {usually:.3g}); a click pays only {ad['reward']:g}"
     return None
+
+
+def _doubts(learned: Parameters) -> Iterator[Document]:
+    """Yield what speaks against the policy, or against the figures."""
+    lift, found = learned.lift, None if learned.lift is None else learned.lift.compare("revenue")
+    if lift is not None and found is not None and found.difference.high < 0:
+        then = "; no ads are tried out meanwhile" if learned.guarded else ""
+        yield {"arm": None, "text": f"adcascade earns less than {lift.name}: {lift.sentence}{then}"}
+    if lift is not None and (size := lift.mismatch) is not None:
+        text = f"the control group has {size:.0%} of the sessions that it should have: do not trust the comparison"
+        yield {"arm": None, "text": text}
 
 
 def _rejected(log: OrderedLog, period: Period) -> Iterator[Document]:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any, Final
 
 from worker import __version__
-from worker.report.tables import WORDS, Table, changes, headline, subline, tables
+from worker.report.tables import WORDS, Table, changes, heads, tables
 
 _STYLE: Final = """
 :root { --ink: #171b24; --quiet: #5a6272; --line: #d9dde5; --a: #2f62d9; }
@@ -35,11 +35,12 @@ dd { margin-left: 6.5rem; }
 
 def page(document: Mapping[str, Any]) -> str:
     """Return the page."""
+    first, *others = heads(document)
     parts = [
         "<!doctype html>",
         '<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(document['title'])}: what the ads earned</title><style>{_STYLE}</style>",
-        f'<h1>{_sentence(headline(document))}</h1><p class="quiet">{escape(subline(document))}',
+        f"<h1>{_sentence(first)}</h1>" + "".join(f'<p class="quiet">{_sentence(line)}' for line in others),
         _list((warning["text"] for warning in document["warnings"]), "warn"),
     ]
     found = [(title, _table(table)) for title, table in tables(document)]
@@ -49,8 +50,8 @@ def page(document: Mapping[str, Any]) -> str:
     meanings = "".join(f"<dt>{escape(word)}<dd>{escape(text)}" for word, text in WORDS.items())
     found.append(("What the words mean", f"<dl>{meanings}</dl>"))
     parts += [f"<h2>{escape(title)}</h2>{content}" for title, content in found]
-    first, last = document["versions"]
-    notes = [*document["notes"], f"versions {first} to {last} of the parameters; adcascade {__version__}"]
+    versions = " to ".join(map(str, document["versions"]))
+    notes = [*document["notes"], f"versions {versions} of the parameters; adcascade {__version__}"]
     return "\n".join([*parts, f"<footer>{_list(notes)}</footer>", "</html>"])
 
 

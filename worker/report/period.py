@@ -8,6 +8,12 @@ from typing import Final, NamedTuple
 from worker.stream.accounts import DAY
 
 WEEK: Final = 7 * DAY
+LAST: Final = 253_402_300_799  # the last second of the year 9999
+
+
+def moment(time: int, form: str = "%Y-%m-%d %H:%M") -> str:
+    """Return a time for people, in UTC."""
+    return f"{datetime.fromtimestamp(min(max(0, time / 1000), LAST), UTC):{form}}"
 
 
 class Period(NamedTuple):
@@ -32,15 +38,14 @@ class Period(NamedTuple):
         return {DAY: "day", WEEK: "week"}.get(self.length, "period")
 
     def __str__(self) -> str:
-        since, until, last = (datetime.fromtimestamp(time / 1000, UTC) for time in (*self, self.until - DAY))
         if self.since % DAY or self.until % DAY:
-            return f"{since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC"
-        return f"{since:%Y-%m-%d} (UTC)" if self.length == DAY else f"{since:%Y-%m-%d} to {last:%Y-%m-%d} (UTC)"
+            return f"{moment(self.since)} to {moment(self.until)} UTC"
+        days = dict.fromkeys(moment(time, "%Y-%m-%d") for time in (self.since, self.until - DAY))
+        return f"{' to '.join(days)} (UTC)"
 
     def part(self, at: int, slots: int) -> str:
         """Return when one of some equal parts begins."""
-        begin = datetime.fromtimestamp((self.since + at * self.length // slots) / 1000, UTC)
-        return f"{begin:%a %d %b}" if self.length == WEEK else f"{begin:%d %b %H:%M}"
+        return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else "%d %b %H:%M")
 
     def begins_in(self, first: int) -> bool:
         """Return whether a log whose first session is at `first` has all of the period, nearly."""

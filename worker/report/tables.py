@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
+
+from worker.report.period import moment
 
 #: What the columns mean, for readers who have never seen them.
 WORDS: Final = {
@@ -89,31 +90,29 @@ def tables(document: Mapping[str, Any]) -> list[tuple[str, Table]]:
     found = [("In all", table_of("", [{**row, "before": None} for row in both]))]
     found.append((f"Along the {period}", table_of("from", document["course"])))
     ads, more = document["ads"][:MOST_ADS], f", the first {MOST_ADS}" if len(document["ads"]) > MOST_ADS else ""
-    found.append((f"Ads{more}", table_of("ad", ads, "revenue")))
+    found += [(f"Ads{more}", table_of("ad", ads, "revenue"))] if ads else []
     groups = [(one["feature"], one["groups"]) for one in document["features"] if one["groups"]]
     return found + [(f"Users by {name}", table_of(name, rows)) for name, rows in groups]
 
 
-def headline(document: Mapping[str, Any]) -> str:
-    """Return what was earned, in one line."""
-    now, before = document["total"], document["total"]["before"]
+def heads(document: Mapping[str, Any]) -> list[str]:
+    """Return what was earned, in a few lines, what a control group says first."""
+    now, before, title = document["total"], document["total"]["before"], document["title"]
     than = ""
     if before and before["revenue"]:
-        change = _of_change(now)
-        than = f", {change} on the {document['period']} before ({amount(before['revenue_per_thousand'] / 1000)})"
-    return f"revenue per session: {amount(now['revenue_per_thousand'] / 1000)}{than}"
-
-
-def subline(document: Mapping[str, Any]) -> str:
-    """Return where the revenue came from, in one line."""
-    total = document["total"]
-    clicks = f"{total['clicks']:,.0f} clicks in {total['sessions']:,.0f} sessions"
-    return f"{document['title']}: {amount(total['revenue'])} earned by {clicks}"
+        each = amount(before["revenue_per_thousand"] / 1000)
+        than = f", {_of_change(now)} on the {document['period']} before ({each})"
+    clicks = f"{now['clicks']:,.0f} clicks in {now['sessions']:,.0f} sessions"
+    each = amount(now["revenue_per_thousand"] / 1000)
+    lines = [f"revenue per session: {each}{than}", f"{title}: {amount(now['revenue'])} earned by {clicks}"]
+    if (lift := document["lift"]) is None:
+        return lines
+    if not lift["known"]:
+        return [*lines, f"against the control group: {lift['sentence']}"]
+    lines[0] = f"compared with the control group by {lift['sessions']:,} sessions since {moment(lift['since'])}"
+    return [lift["sentence"], f"{lines[1]}, {each} per session{than}", lines[0]]
 
 
 def changes(document: Mapping[str, Any]) -> list[str]:
     """Return what changed, a line each, with its time where it has one."""
-    return [
-        f"{datetime.fromtimestamp(one['at'] / 1000, UTC):%Y-%m-%d %H:%M}: {one['text']}" if one["at"] else one["text"]
-        for one in document["changes"]
-    ]
+    return [f"{moment(one['at'])}: {one['text']}" if one["at"] else one["text"] for one in document["changes"]]
