@@ -21,6 +21,8 @@ from typing import Final
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Mode, Opened
+from worker.stream.session import answered
+from worker.stream.settings import LearningSettings
 
 UNLIMITED: Final = Limits(
     max_record_bytes=MOST,
@@ -40,18 +42,20 @@ class SessionTrace:
     arrivals : without repetitions; several if two arrivals have the same id and time. Their contexts have the columns
         of the version that their time calls for (see `TraceReader.arrivals`)
     values : the bytes of each of them
-    openings : `opened` of the journal, with their lines
+    openings : `opened` of the journal, with their entries
     decisions : with their entries
     facts, clicks : feedback of the journal, and of the clicks
+    fact_offsets : the offset of each of the facts
     """
 
     session_id: str
     arrived_at: int
     arrivals: list[Arrival] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
-    openings: list[tuple[int, Opened]] = field(default_factory=list)
+    openings: list[tuple[Entry, Opened]] = field(default_factory=list)
     decisions: list[tuple[Entry, Decision]] = field(default_factory=list)
     facts: list[FeedbackFact] = field(default_factory=list)
+    fact_offsets: list[int] = field(default_factory=list)
     clicks: list[Feedback] = field(default_factory=list)
 
     @property
@@ -59,6 +63,19 @@ class SessionTrace:
         """All feedback; most of it is in the journal and in the clicks."""
         yield from self.facts
         yield from self.clicks
+
+    def answered(self, slate: tuple[str, ...], settings: LearningSettings) -> tuple[int, bool]:
+        """Return how many displays of the slate count, and whether the last of them was clicked.
+
+        Feedback of the journal counts or, of a session that the journal has not opened, that of the clicks.
+        """
+        return answered(
+            slate,
+            self.facts if self.openings else self.clicks,
+            whole_slate=settings.unanswered == "passed",
+            first=self.arrived_at,
+            last=self.arrived_at + settings.session_timeout,
+        )
 
 
 def opening(arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> Opened:
@@ -177,7 +194,7 @@ class TraceReader:
     def _read_opened(self, entry: Entry) -> None:
         opened = decode_journal(entry.value)
         if isinstance(opened, Opened):
-            self._trace(opened.session_id, opened.arrived_at).openings.append((entry.line, opened))
+            self._trace(opened.session_id, opened.arrived_at).openings.append((entry, opened))
 
     def _read_decision(self, entry: Entry) -> None:
         try:
@@ -197,3 +214,4 @@ class TraceReader:
         if isinstance(fact, FeedbackFact):
             for trace in self._open.get(fact.session_id, ()):
                 trace.facts.append(fact)
+                trace.fact_offsets.append(entry.offset)

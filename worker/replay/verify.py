@@ -85,8 +85,8 @@ class DecisionAudit:
         for trace in traces:
             for entry, decision in trace.decisions:
                 self._check_decision(trace, entry, decision, planned.get((trace, decision.parameters_version), ()))
-            for line, opened in trace.openings:
-                self._check_opened(trace, line, opened, planned.get((trace, opened.parameters_version), ()))
+            for entry, opened in trace.openings:
+                self._check_opened(trace, entry.line, opened, planned.get((trace, opened.parameters_version), ()))
             self._add_up(trace, planned)
 
     def _plan(self, traces: Sequence[SessionTrace]) -> Planned:
@@ -105,9 +105,13 @@ class DecisionAudit:
         for version, group in groups.items():
             arrivals = [arrival for _, arrival in group]
             contexts = [pack_context(arrival.context) for arrival in arrivals]
-            slates = self._versions.planner(version).plan(arrivals, contexts)
-            for (trace, _), slate in zip(group, slates, strict=True):
-                planned.setdefault((trace, version), []).append(slate)
+            planner = self._versions.planner(version)
+            # The journal does not name users: without its arrival, a session may be in either group.
+            nameless = planner.parameters.settings.control_share and any(not trace.arrivals for trace, _ in group)
+            for share in (None, 0.0, 1.0) if nameless else (None,):
+                for (trace, _), slate in zip(group, planner.plan(arrivals, contexts, control_share=share), strict=True):
+                    if share is None or not trace.arrivals:
+                        planned.setdefault((trace, version), []).append(slate)
         return planned
 
     def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:

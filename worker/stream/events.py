@@ -35,9 +35,11 @@ TOPICS: Final = (
     "dead-letters",
 )
 
-Mode: TypeAlias = Literal["warmup", "random", "fallback", "explore", "exploit", "none", "imported"]
+Mode: TypeAlias = Literal[
+    "warmup", "random", "fallback", "control", "guarded", "explore", "exploit", "none", "imported"
+]
 
-#: How an arm was chosen. The first three hold for a whole session, `explore` and `exploit` per position; `none` means
+#: How an arm was chosen. The first five hold for a whole session, `explore` and `exploit` per position; `none` means
 #: that no arm was eligible. Another system's choice is `imported`: only logs have it (`adcascade import`).
 MODES: Final[tuple[Mode, ...]] = tuple(mode for mode in get_args(Mode) if mode != "imported")
 
@@ -117,8 +119,9 @@ ArmId: TypeAlias = Annotated[str, described("Id of an arm (an ad). Its length is
 SelectionMode: TypeAlias = Annotated[
     Mode,
     described(
-        "Selection mode of the arm. warmup, random and fallback apply to a whole session, explore and exploit to one "
-        "position. none: no arm was eligible. imported: another system chose it (only in logs of adcascade import)."
+        "Selection mode of the arm. warmup, random, fallback, control (the control group) and guarded (the guardrail) "
+        "apply to a whole session, explore and exploit to one position. none: no arm was eligible. imported: another "
+        "system chose it (only in logs of adcascade import)."
     ),
 ]
 ServedBy: TypeAlias = Annotated[Count, described("Version of the parameters that planned the slate.")]
@@ -349,6 +352,35 @@ class Tag(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_f
     version: Annotated[Count | None, described("Version; null removes the name.")]
 
 
+class ComparedOutcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """An outcome per session: revenue, or clicks."""
+
+    policy: Annotated[Number, described("Of all sessions outside of the control group.")]
+    control: Annotated[Number, described("Of the control group.")]
+    difference: Annotated[
+        tuple[Number, Number, Number], described("Policy less control, and the ends of the interval.")
+    ]
+    relative: Annotated[
+        tuple[Number, Number, Number] | None,
+        described("The difference as a share of the control, and the ends of the interval; null or absent: unknown."),
+    ] = None
+
+
+class LiftFigures(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Comparison with the control group over all closed windows; intervals hold at all looks together with 95 %."""
+
+    control: Annotated[Identifier, described("What the control group gets.")]
+    since: Milliseconds
+    sessions: Annotated[Count, described("Sessions that were compared.")]
+    control_sessions: Annotated[Count, described("Those of the control group.")]
+    sentence: Annotated[str, described("The comparison of the revenue, for people.")]
+    revenue: Annotated[ComparedOutcome | None, described("null or absent while too little is known.")] = None
+    clicks: Annotated[ComparedOutcome | None, described("null or absent while too little is known.")] = None
+    mismatch: Annotated[
+        Number | None, described("Size of the control group relative to what it should be, if it is wrong.")
+    ] = None
+
+
 class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Report on a closed window of event time. Topic: episodes. Key: version. Unknown fields are ignored."""
 
@@ -421,6 +453,10 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         tuple[Identifier, ...] | None,
         described("Arms that have changed: the fold of this window forgot what was known of each. Missing: none."),
     ] = None
+    lift: Annotated[LiftFigures | None, described("Comparison with the control group; missing: there is none.")] = None
+    guarded: Annotated[bool, described("Whether exploration is stopped, because of a certain loss. Missing: no.")] = (
+        False
+    )
 
 
 #: Orders to the learner; each takes effect at its position in the journal.
