@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
 
@@ -39,11 +40,12 @@ PLANNERS: Final = 16  # planners kept in memory
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersion:
-    """One record of a version: its position in the journal, and its row in the database."""
+    """One record of a version: its position in the journal, its row in the database, and a digest of its accounts."""
 
     journal_offset: int
     resume_offset: int
     row: int
+    accounts: bytes
 
 
 @dataclass(slots=True)
@@ -102,7 +104,8 @@ class RecordedVersions:
             return
         known.published |= published
         if all(kept.journal_offset != parameters.journal_offset for kept in known.records):
-            known.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, row))
+            digest = accounts_digest(parameters)
+            known.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, row, digest))
             known.records.sort(key=lambda kept: kept.journal_offset)
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,6 +173,11 @@ class RecordedVersions:
         if self.known[version].effective_at <= time:
             return "called for" if version == self.called_for(time) else "stale"
         return "stale" if 0 < version <= max(self.known) - KEPT + 1 else "not in force"
+
+
+def accounts_digest(parameters: Parameters) -> bytes:
+    """Return a digest of the accounts of a version, which its hash does not cover."""
+    return blake2b(orjson.dumps(parameters.accounts.document()), digest_size=16).digest()
 
 
 def in_force(effective_at: Mapping[int, int]) -> Callable[[int], int | None]:
