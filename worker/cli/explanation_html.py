@@ -23,7 +23,7 @@ p { margin: .25rem 0; }
 .good { color: #1b6e3c; }
 table { border-collapse: collapse; margin: .5rem 0; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { border-top: 1px solid #e4e4e2; padding: .15rem .9rem .15rem 0; text-align: left; overflow-wrap: anywhere; }
-th { color: #5f5f66; font-weight: normal; vertical-align: top; }
+th { color: #5f5f66; font-weight: normal; vertical-align: top; white-space: nowrap; }
 pre { font-size: .75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 svg { display: block; width: 100%; max-width: 46rem; margin: .5rem 0; }
 svg text { font: 12px system-ui, sans-serif; fill: #1d1d1f; }
