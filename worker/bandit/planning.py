@@ -179,12 +179,11 @@ class Planner:
             for h in range(steps - 1, -1, -1):
                 kept = values[rows, h + 1]
                 ahead, here = self._cascade.ahead(kept, h), self._cascade.chances(chances, h)
-                if optimism is not None and raising is not None:
-                    scores = optimism.bonus.scores(self._rewards - ahead, here, raising(here), leaving=leaving)
-                    optimistic[rows, h], _ = self._best(scores + ahead if leaving else scores, holes)
                 gains = self._rewards - ahead
-                gains *= here
-                arms[rows, h], best = self._best(gains + ahead if leaving else gains, holes)
+                arms[rows, h], best = self._best(gains * here + ahead if leaving else gains * here, holes)
+                if optimism is not None and raising is not None:
+                    scores = optimism.bonus.scores(gains, here, raising(here), leaving=leaving)
+                    optimistic[rows, h], _ = self._best(scores + ahead if leaving else scores, holes)
                 values[rows, h] = np.where(arms[rows, h] == NO_ARM, kept, best if leaving else kept + best)
         return Plan(arms, values, optimistic)
 
