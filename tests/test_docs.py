@@ -32,12 +32,12 @@ from typing import Any, NamedTuple
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from docs.make_reference import reference
 from tests.kafka.fleet import page
 from tests.programs import IN_CI, eventually, free_port, lacking
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.brokers import connection
 from worker.cli.options.parser import build_parser, resolve
-from worker.cli.reference import reference
 from worker.http.problems import PROBLEMS
 from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS
@@ -161,7 +161,7 @@ def test_the_settings_files_are_accepted(tmp_path: Path) -> None:
 
 def test_the_reference_is_that_of_the_code() -> None:
     written = TEXTS[ROOT / "docs/reference.md"]
-    assert written == reference(), "run `python -m worker.cli.reference docs/reference.md`"
+    assert written == reference(), "run `python docs/make_reference.py`"
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)

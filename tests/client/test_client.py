@@ -106,9 +106,9 @@ async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() 
 async def test_a_context_is_numbers_or_named_features(context: Any, sent: Any) -> None:
     transport = FakeTransport(answers=SLATE)
     async with client_on(transport) as ads:
-        await ads.arrive(context, exclude=["hats"])
+        await ads.arrive(context, exclude=["hats"], user_id="u")
     [arrival] = transport.bodies("arrivals")
-    assert (arrival["context"], arrival["exclude"]) == (sent, ["hats"])
+    assert (arrival["context"], arrival["exclude"], arrival["user_id"]) == (sent, ["hats"], "u")
 
 
 @pytest.mark.parametrize("context", [[float("nan")], np.array([np.inf]), {"hour": float("-inf")}, [object()]])
@@ -121,10 +121,12 @@ async def test_what_json_cannot_hold_is_refused_and_not_sent(context: Any) -> No
 
 
 @pytest.mark.parametrize("session_id", ["", "x" * 129, "a\nb"])
-async def test_a_session_id_that_workers_refuse_is_refused_here(session_id: str) -> None:
+async def test_an_id_that_workers_refuse_is_refused_here(session_id: str) -> None:
     async with client_on(FakeTransport()) as ads:
         with pytest.raises(InputError, match="session id"):
             await ads.arrive([1], session_id=session_id)
+        with pytest.raises(InputError, match="user id"):
+            await ads.arrive([1], user_id=session_id)
 
 
 # ── timeouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -89,7 +89,7 @@ async def test_an_arrival_is_answered_with_the_bytes_of_the_worker_and_only_once
     async with gateway_on() as gateway:
         first = await gateway.arrive()
         assert first.body() == decision("s", 1, SLATE)
-        assert await gateway.arrive(context="[1.0, 2e0]") == first  # the same numbers
+        assert await gateway.arrive(context="[1.0, 2e0]", user_id='"u"') == first  # the same numbers
         assert await gateway.service.session("s") == first
         assert await gateway.service.session("another") is None
     transport = gateway.transport
@@ -242,6 +242,7 @@ async def test_without_a_place_arrivals_get_fallback_ads_and_feedback_is_refused
         ({"context": '"x"'}, "invalid"),
         ({"context": "[1,"}, "undecodable"),
         ({"session_id": ""}, "invalid"),
+        ({"user_id": '""'}, "invalid"),
         ({"exclude": "[1]"}, "invalid"),
         ({"occurred_at": "100000"}, "future"),
     ],

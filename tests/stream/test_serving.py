@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -27,11 +28,13 @@ from tests.stream.scenes import (
 )
 from worker.secret import Secret
 from worker.stream.catalogue import under
+from worker.stream.events import Arrival
 from worker.stream.feedback import MOST_PARKED, make_token
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.serving import Serving, handle_together
 from worker.stream.session import Session
 from worker.stream.settings import Arm
+from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.topology import Emits, Record, Tally
 from worker.stream.troubles import Troubles
 from worker.stream.version_records import encode_parameters
@@ -99,6 +102,28 @@ def test_without_an_eligible_arm_the_mode_is_none() -> None:
     assert (decision["mode"], decision["arm"], decision["slate"]) == ("none", None, [])
     retired = Parameters.first(parameters().settings, tuple(replace(arm, active=False) for arm in ARMS))
     assert decisions(serving(retired).handle([arrival()]))[0]["mode"] == "none"
+
+
+def test_the_user_is_known_to_the_planner_and_named_in_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, users = SlatePlanner.plan, list[str | None]()
+
+    def watched(planner: SlatePlanner, arrivals: Sequence[Arrival], contexts: Sequence[bytes]) -> list[Slate]:
+        users.extend(arrival.user_id for arrival in arrivals)
+        return plan(planner, arrivals, contexts)
+
+    monkeypatch.setattr(SlatePlanner, "plan", watched)
+    task = serving()
+    emits = task.handle([arrival(user_id="somebody"), arrival("t")])
+    assert users == ["somebody", None]
+    for _, value in [*emits.journal, *emits.decisions, *emits.changelog]:
+        assert b"somebody" not in (value or b"")
+    assert task.handle([arrival(user_id="logged in since")]).tally.repeated == 1
+
+
+@pytest.mark.parametrize("user", ["", "u" * 129, "a\0b", 7])
+def test_the_id_of_a_user_is_a_text_like_the_id_of_a_session(user: object) -> None:
+    (letter,) = serving().handle([arrival(user_id=user)]).dead_letters
+    assert b"$.user_id" in dict(letter.headers)["adcascade.error"]
 
 
 @pytest.mark.parametrize("repeats", [True, False])

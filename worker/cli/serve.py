@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from worker.cli.options.catalog import CATALOG
@@ -12,14 +11,21 @@ from worker.cli.options.learning import LEARNING, LIMITS
 from worker.cli.options.parser import CommandSpec, Option
 from worker.cli.options.starting import STARTING
 from worker.cli.options.times import seconds_option, time_option
-from worker.cli.worker import CLOCK, PROCESS, process_settings
+from worker.cli.worker import PROCESS, process_settings
 from worker.console import check_writable
 from worker.errors import InputError
-from worker.runtime.clock import clock_of
 from worker.serve.settings import ServeSettings
 
 DAY = 86_400_000
 
+KEEP = (
+    time_option("keep", "time that the folder keeps sessions and versions for reports", 7 * DAY, most=7 * DAY),
+    time_option(
+        "keep-record",
+        "time that parts of the log are kept, FILE-<beginning>, one a day; 0: one file, which grows",
+        30 * DAY,
+    ),
+)
 OPERATION = (
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),
     Option(
@@ -31,12 +37,7 @@ OPERATION = (
     Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
-    time_option("keep", "time that the folder keeps sessions and versions for reports", 7 * DAY, most=7 * DAY),
-    time_option(
-        "keep-record",
-        "time that parts of the log are kept, FILE-<beginning>, one a day; 0: one file, which grows",
-        30 * DAY,
-    ),
+    *KEEP,
     seconds_option("progress-interval", "time between two progress records", 1, least=10, most=60_000),
     *PROCESS,
 )
@@ -52,7 +53,6 @@ def read(options: argparse.Namespace) -> ServeSettings:
         options,
         folder=Path(options.state),
         http=http_settings(options),
-        clock=clock_of(os.environ.get(CLOCK)),
         record=None if options.record is None else Path(options.record),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from worker.client.decision import AdDecision, from_record
 from worker.client.exchange import ClientCounts, Exchange
 from worker.client.kafka import KafkaTransport
-from worker.client.transport import ClientTransport, Context, Keyed, UndeliveredError, check_session_id, encode_arrival
+from worker.client.transport import ClientTransport, Context, Keyed, UndeliveredError, check_id, encode_arrival
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.runtime.clock import wall_clock
@@ -92,6 +92,7 @@ class Client:
         fallback: Sequence[str] | None = None,
         within: float | None = None,
         occurred_at: int | None = None,
+        user_id: str | None = None,
     ) -> AdDecision:
         """Open a session, and return the first ad and those after it.
 
@@ -105,11 +106,14 @@ class Client:
         fallback : as for the client, for this session
         within : seconds after which the answer is given up; the client's timeout by default
         occurred_at : time of the arrival in milliseconds since the epoch; now by default
+        user_id : id of the user, if it is known; all sessions of a user are in the same group of a comparison
         """
         session_id = uuid.uuid4().hex if session_id is None else session_id
-        check_session_id(session_id)
+        check_id(session_id, "session")
+        if user_id is not None:
+            check_id(user_id, "user")
         occurred_at = self._now() if occurred_at is None else occurred_at
-        value, request = encode_arrival(session_id, occurred_at, context, exclude)
+        value, request = encode_arrival(session_id, occurred_at, context, exclude, user_id)
         record = Keyed("arrivals", session_id.encode(), value)
         try:
             known = await self._exchange.arrive(record, request, self._deadline(within))

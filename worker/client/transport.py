@@ -62,11 +62,13 @@ class ClientTransport(Protocol):
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def encode_arrival(session_id: str, occurred_at: int, context: Context, exclude: Sequence[str]) -> tuple[bytes, bytes]:
+def encode_arrival(
+    session_id: str, occurred_at: int, context: Context, exclude: Sequence[str], user_id: str | None = None
+) -> tuple[bytes, bytes]:
     """Return the record of an arrival, and the part of it that a repetition must share.
 
-    >>> encode_arrival("s", 5, [1.0, 2.0], ["shoes"])[0]
-    b'{"session_id":"s","occurred_at":5,"context":[1.0,2.0],"exclude":["shoes"]}'
+    >>> encode_arrival("s", 5, [1.0, 2.0], ["shoes"], "u")[0]
+    b'{"session_id":"s","occurred_at":5,"user_id":"u","context":[1.0,2.0],"exclude":["shoes"]}'
     """
     numbers = context.values() if isinstance(context, Mapping) else context
     for number in numbers:
@@ -79,10 +81,13 @@ def encode_arrival(session_id: str, occurred_at: int, context: Context, exclude:
         request = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
         raise InputError(f"the context or the exclusions cannot be written as JSON: {error}") from None
-    return b'{"session_id":%b,"occurred_at":%d,%b' % (orjson.dumps(session_id), occurred_at, request[1:]), request
+    head: dict[str, Any] = {"session_id": session_id, "occurred_at": occurred_at}
+    if user_id is not None:
+        head["user_id"] = user_id
+    return b"%b,%b" % (orjson.dumps(head)[:-1], request[1:]), request
 
 
-def check_session_id(session_id: str) -> None:
-    """Raise `InputError` if the workers would refuse a session id."""
-    if not 0 < len(session_id) <= _LONGEST_ID or not session_id.isprintable():
-        raise InputError(f"a session id has 1 to {_LONGEST_ID} printable characters, not {session_id[:200]!r}")
+def check_id(one: str, kind: str) -> None:
+    """Raise `InputError` if the workers would refuse the id of a session or a user."""
+    if not 0 < len(one) <= _LONGEST_ID or not one.isprintable():
+        raise InputError(f"a {kind} id has 1 to {_LONGEST_ID} printable characters, not {one[:200]!r}")

@@ -34,7 +34,7 @@ _read_batch: Final = Reader[_Batch](_Batch)
 _read_members: Final = Reader[dict[str, Raw]](dict[str, Raw])
 _read_name: Final = Reader[_Named](_Named)
 
-_ARRIVE: Final = ("session_id", "occurred_at", "context", "exclude")
+_ARRIVE: Final = ("session_id", "occurred_at", "context", "exclude", "user_id")
 _FEEDBACK: Final = ("session_id", "occurred_at", "position", "arm", "clicked", "token")
 
 

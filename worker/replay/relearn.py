@@ -121,13 +121,15 @@ class Relearner:
         self._advance_to(time)
         if self._end is not None and time > self._end:
             return  # the windows of this time stay open
-        arrivals: dict[Arrival, Entry] = {}
+        arrivals: dict[Any, tuple[Arrival, Entry]] = {}
         slates: dict[str, list[Opened]] = {}
         decided: dict[str, Decision] = {}
         for entry in entries:
             with suppress(Rejected):
                 if entry.kind == ARRIVAL:
-                    arrivals.setdefault(self._arrival(entry, UNLIMITED), entry)
+                    arrival = self._arrival(entry, UNLIMITED)
+                    # Serving recognises a session without its user.
+                    arrivals.setdefault((arrival.session_id, arrival.context, arrival.exclude), (arrival, entry))
                 elif entry.kind == OPENED:
                     opened = decode_journal(entry.value)
                     if isinstance(opened, Opened) and opened not in slates.setdefault(opened.session_id, []):
@@ -139,7 +141,7 @@ class Relearner:
                 elif entry.kind == CLICK:
                     self._read_click(entry)
         self._has_openings |= bool(slates)
-        for arrival, entry in arrivals.items():
+        for arrival, entry in arrivals.values():
             known = slates.get(arrival.session_id, [])
             fitting = [o for o in known if self._fits(o, arrival, entry)]
             with suppress(Rejected):

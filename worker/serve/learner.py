@@ -6,48 +6,32 @@ The serving process is the only writer of the folder: it gets versions, episodes
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from worker.embedded.state import StateView
 from worker.runtime.child import report
-from worker.runtime.learner_process import LearnerStatus
-from worker.stream.encoding import encode_episode
+from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
+from worker.runtime.settings import ProcessSettings
+from worker.serve.settings import ServeSettings
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import decode_parameters
-from worker.stream.settings import Arm, LearningSettings, ignored_scale
 from worker.stream.version_records import encode_parameters
 
-log = logging.getLogger(__name__)
-
-#: How much lower the priority of this process is; see `worker.kafka.learner`.
-NICE: Final = 2
 #: Seconds between two looks at the journal; a report of every few records would keep both processes busy.
 PAUSE: Final = 0.25
-#: Seconds without records after which the process reports all the same.
-REPORT_INTERVAL: Final = 5.0
-#: Records that are folded in one go.
-MOST_RECORDS: Final = 5_000
 
 
 class JournalFolder:
     """Folds the journal of a state folder from where the newest version stands."""
 
-    def __init__(self, state: StateView, settings: LearningSettings, arms: Sequence[Arm]) -> None:
+    def __init__(self, state: StateView, settings: ProcessSettings) -> None:
         history = [decode_parameters(value) for value in state.parameters()]
-        if settings.features is None or not settings.features.context:
-            settings = replace(settings, dim=history[-1].settings.dim)
-        if line := ignored_scale(settings, history[-1].settings):
-            log.warning(line)
         self._state = state
-        self._learner = Learner(settings, arms, history)
+        self._learner = Learner(settings.configured(history)[0], settings.arms, history)
         self._learner.check_start(*state.journal_bounds())
         self._position = self._learner.resume_offset
         #: Whether there may be more records than were folded last.
@@ -66,24 +50,19 @@ class JournalFolder:
     def status(self, outcome: Outcome | None = None) -> LearnerStatus:
         """Return a report, of what came of some records."""
         outcome = outcome or Outcome()
-        return LearnerStatus(
-            position=self._position,
-            watermark=self._learner.watermark.time,
-            slowest=self._learner.watermark.slowest,
-            late=outcome.late,
-            episodes=tuple(msgspec.Raw(encode_episode(episode)) for episode in outcome.episodes),
-            troubles=tuple(outcome.troubles),
+        return msgspec.structs.replace(
+            LearnerStatus.of(self._learner, self._position, outcome),
             versions=tuple(msgspec.Raw(encode_parameters(parameters)) for parameters in outcome.versions),
             tags=tuple(outcome.tags),
             refused=tuple((refusal.offset, refusal.reason) for refusal in outcome.refusals),
         )
 
 
-def run_learner(folder: Path, *, learning: LearningSettings, arms: tuple[Arm, ...]) -> None:
-    """Fold and report for ever; `learning` has everything but the dimension."""
+def run_learner(settings: ServeSettings) -> None:
+    """Fold and report for ever, under the settings of the server."""
     os.nice(NICE)
-    with StateView(folder) as state:
-        journal = JournalFolder(state, learning, arms)
+    with StateView(settings.folder) as state:
+        journal = JournalFolder(state, settings)
         report(journal.status())
         reported = time.monotonic()
         while True:

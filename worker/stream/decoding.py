@@ -213,10 +213,12 @@ def decode_arrival(
     them lists. With `standardise` the norm has no limit, but every number has.
 
     >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
-    Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
+    Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=(), user_id=None)
     """
     event = _read_arrival(value, limits, encoder, unlisted)
     _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
+    if event.user_id is not None:
+        _check_identifier(event.user_id, limits.max_session_id, "$.user_id")
     if len(event.exclude) > limits.max_exclude:
         raise Rejected("invalid", f"$.exclude has {len(event.exclude)} arms, more than {limits.max_exclude}")
     for index, arm in enumerate(event.exclude):
@@ -274,6 +276,7 @@ class _NamedArrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     occurred_at: Milliseconds
     context: dict[str, Any]
     exclude: tuple[str, ...] = ()
+    user_id: str | None = None
 
 
 _read_listed_arrival: Final = Reader[Arrival](Arrival)
@@ -300,7 +303,13 @@ def _read_arrival(
         if rejected.error == "Expected `array`, got `object` at $.context":
             raise Rejected("invalid", "$.context: a list of numbers is needed: no features are declared") from None
         raise
-    return Arrival(session_id=event.session_id, occurred_at=event.occurred_at, context=context, exclude=event.exclude)
+    return Arrival(
+        session_id=event.session_id,
+        occurred_at=event.occurred_at,
+        context=context,
+        exclude=event.exclude,
+        user_id=event.user_id,
+    )
 
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")

@@ -5,7 +5,7 @@ arrival with 16 numbers), are constructed in 0.2 µs instead of 1.1 µs, are sma
 collector (``gc=False``: they hold no cycles). `msgspec.structs.replace` makes a changed copy.
 
 The decoder enforces the bounds and choices of the fields. The JSON Schemas in `schemas/` are made from these types
-(`worker.cli.schemas`), with the descriptions and the bounds that only the schema has. Limits that are settings (length
+(`schemas/make.py`), with the descriptions and the bounds that only the schema has. Limits that are settings (length
 of ids, dimension, norm, horizon) are in `worker.stream.decoding.Limits`. Times are integer milliseconds since the
 epoch, arms are ids (strings).
 """
@@ -105,6 +105,14 @@ SessionId: TypeAlias = Annotated[
         **_OUTSIDE,
     ),
 ]
+UserId: TypeAlias = Annotated[
+    str,
+    described(
+        "Id of the user, if it is known: all sessions of a user are in the same group of a comparison. Only arrivals "
+        "have it. Its length is bounded like that of session_id.",
+        **_OUTSIDE,
+    ),
+]
 ArmId: TypeAlias = Annotated[str, described("Id of an arm (an ad). Its length is bounded by a setting.", **_OUTSIDE)]
 SelectionMode: TypeAlias = Annotated[
     Mode,
@@ -139,6 +147,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         tuple[ArmId, ...],
         described("Arms that must not be shown in this session. Unknown ids are ignored.", maxItems=256),
     ] = ()
+    user_id: UserId | None = None
 
 
 class Feedback(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

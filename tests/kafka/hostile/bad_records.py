@@ -71,6 +71,8 @@ def bad_arrivals(chance: random.Random, name: str) -> Iterator[tuple[bytes | Non
     yield one("an empty id", "invalid", session_id="")
     yield one("a control character", "invalid", session_id=f"{name}\x00")
     yield one("a number as id", "invalid", session_id=chance.randrange(10**9))
+    yield one("an empty user", "invalid", user_id="")
+    yield one("a user as number", "invalid", user_id=7)
     yield one("2,000 exclusions", "invalid", exclude=[f"ad-{k}" for k in range(2_000)])
     yield one("exclusions of a wrong type", "invalid", exclude={"ad": 1})
     for field in ("session_id", "occurred_at", "context"):

@@ -64,6 +64,7 @@ find("arrive").addEventListener("submit", async (event) => {
   const body = { context };
   const excluded = find("exclude").value.split(",").map((arm) => arm.trim()).filter(Boolean);
   if (find("session").value) body.session_id = find("session").value;
+  if (find("user").value) body.user_id = find("user").value;
   if (excluded.length) body.exclude = excluded;
   show(await send("POST", "/v1/sessions", body));
 });

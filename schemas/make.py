@@ -1,13 +1,12 @@
 """Write `schemas/`: a JSON Schema (2020-12) per kind of record, from the types that decode it.
 
-`python -m worker.cli.schemas schemas` writes the files; a test compares them with the code. The AsyncAPI document,
+`python schemas/make.py` writes the files; a test compares them with the code. The AsyncAPI document,
 which describes the topics, and the OpenAPI document are written by hand.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from inspect import cleandoc
 from pathlib import Path
@@ -114,4 +113,4 @@ def files() -> dict[str, str]:
 
 if __name__ == "__main__":
     for file, text in files().items():
-        Path(sys.argv[1], file).write_text(text, encoding="utf-8")
+        Path(__file__).with_name(file).write_text(text, encoding="utf-8")
