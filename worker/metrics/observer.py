@@ -150,6 +150,7 @@ class Metrics:
                 "explore_budget": parameters.explore_budget,
                 "beta": parameters.beta,
                 "frozen": float(parameters.frozen),
+                "guarded": float(parameters.guarded),
                 "parameters_version": parameters.version,
                 "parameters_timestamp_seconds": parameters.made_at / 1000,
                 "parameters_effective_timestamp_seconds": parameters.effective_at / 1000,
@@ -163,6 +164,15 @@ class Metrics:
             if answered and answered.lowest:
                 self._numbers["answer_rate_lowest"] = answered.lowest[0].rate
         self._report_unanswered(answered)
+        self._report_lift(parameters)
+
+    def _report_lift(self, parameters: Parameters) -> None:
+        lift = parameters.lift
+        told = "" if lift is None else lift.sentence
+        self.troubles.set("loss", told if lift is not None and lift.is_loss else "")
+        self.troubles.set("guarded", told if parameters.guarded else "")
+        mismatch = None if lift is None else lift.mismatch
+        self.troubles.set("sample-ratio", "" if mismatch is None else f"it has {mismatch:.2f} of its size")
 
     def _report_unanswered(self, answered: Answering | None) -> None:
         if answered is None or not answered.collapsed:

@@ -30,6 +30,7 @@ from worker.stream.events import Episode
 from worker.stream.feature_changes import contexts_of
 from worker.stream.folding import one_thread, spread
 from worker.stream.joining import ClosedWindow
+from worker.stream.lift import Lift
 from worker.stream.parameters import Parameters
 
 #: Displays without a click from which an ad is judged, and usual passes for that number. A rate starts at the rate
@@ -122,14 +123,16 @@ def episode_of(
     current: Parameters,
     kept: Mapping[int, Parameters],
     *,
+    lift: Lift | None,
     steps: int | None,
     rejected: str | None,
     late: int,
 ) -> Episode:
     """Return the episode of a window that was closed under `parent`, with `current` in force since.
 
-    `kept` are the versions that may have served it; `steps` are those of Newton's method, None without a fold;
-    `rejected` is why there is no usable estimate; `late` are the records that came late since the last episode.
+    `kept` are the versions that may have served it; `lift` is the comparison up to its end; `steps` are those of
+    Newton's method, None without a fold; `rejected` is why there is no usable estimate; `late` are the records that
+    came late since the last episode.
     """
     nothing: tuple[float | None, float | None] = (None, None)
     with one_thread(), np.errstate(all="ignore"):
@@ -167,6 +170,8 @@ def episode_of(
         lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
         unanswered_arms=answered.unanswered or None if answered else None,
         kept=current.kept if steps is not None and current.kept < 1 else None,
+        lift=None if lift is None else lift.figures,
+        guarded=current.guarded,
     )
 
 
