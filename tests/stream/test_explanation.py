@@ -137,8 +137,9 @@ def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded, ways)
         )
 
 
-@given(version=versions, seed=st.integers(0, 1000), session=st.sampled_from([None, "s1", "s2"]))
-def test_the_choice_has_the_highest_score_among_those_that_competed(version, seed, session):
+@given(version=versions, ways=WAYS, seed=st.integers(0, 1000), session=st.sampled_from([None, "s1", "s2"]))
+def test_the_choice_has_the_highest_score_among_those_that_competed(version, ways, seed, session):
+    version = chosen_in(ways, version)
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
     for position in explain(version, context, NOBODY, session=session).positions:
         scores = {one.arm: one.score for one in position.arms}
@@ -337,3 +338,11 @@ def test_theory_without_a_recorded_radius_is_computed():
 def test_a_context_beyond_the_number_range_is_refused():
     with pytest.raises(InputError, match="too large"):
         explain(parameters(), np.full(3, 1e200), NOBODY)
+
+
+def test_a_session_that_no_plan_was_possible_for_has_its_fallback_and_the_cause():
+    version, context = parameters(repeats=False), np.full(3, 1e200)
+    fallback = SlatePlanner(version).fallback(Arrival(session_id="s", occurred_at=0, context=()))
+    reasons = explain(version, context, NOBODY, session="s", served=fallback)
+    assert (reasons.slate, reasons.positions) == (fallback.arms, ())
+    assert "too large" in reasons.notes[0]
