@@ -175,7 +175,7 @@ def test_with_positions_rates_and_spread_the_numbers_are_those_of_the_definition
     context = np.random.default_rng(seed).standard_normal(3)
     rates, ahead = version.rates, 0.0
     spread = Spread(share=1.0, keys=stable_keys(["s"], version.settings.salt))
-    factors = spread.factors(slice(0, 1), stable_keys(arm.arm for arm in version.arms), np.float64)[0]
+    keys = stable_keys(arm.arm for arm in version.arms)
     for h, position in reversed(list(enumerate(explain(version, context, NOBODY, session="s").positions))):
         assert position.continuation == pytest.approx(ahead)
         for one in position.arms:
@@ -187,7 +187,7 @@ def test_with_positions_rates_and_spread_the_numbers_are_those_of_the_definition
             stays = min(1.0, rates.arms[k] * rates.positions[h])
             gain = np.array([version.arms[k].reward - stays * ahead])
             assert (one.probability, one.answer_rate) == (pytest.approx(chance[0]), pytest.approx(stays))
-            assert one.spread == pytest.approx(factors[k])
+            assert one.spread == pytest.approx(spread.factors(slice(0, 1), keys, np.float64, h)[0, k])
             assert one.q == pytest.approx(stays * ahead + chance[0] * gain[0])
             optimism = one.spread * bonus_named(bonus).of(chance, 1.5 * width, gain)[0]
             assert one.bonus == pytest.approx(optimism, abs=1e-12)

@@ -85,7 +85,7 @@ class Contest:
     """The eligible arms of one session, one column each, in float64; in the order of showing if arms may not repeat.
 
     `first` (columns,) are the click probabilities at the first position, `chances` (H, columns) those at each, `rates`
-    (H, columns) the shares of the users without a click who go on, `factors` (columns,) those of the spread.
+    (H, columns) the shares of the users without a click who go on, `factors` (H, columns) those of the spread.
     """
 
     def __init__(
@@ -113,7 +113,11 @@ class Contest:
         self.first = sigmoid(self.log_odds)
         self.chances = self._at_positions(self.first)
         self.rates = np.ones((horizon, len(eligible))) if self.cascade.rates is None else self.cascade.rates
-        self.factors = None if spread is None else spread.factors(slice(0, 1), planner.arm_keys[columns], np.float64)[0]
+        self.factors: Floats | None = None
+        if spread is not None:
+            # Without repeats, one order for all positions.
+            turns, keys = range(horizon) if self.settings.repeats else [0] * horizon, planner.arm_keys[columns]
+            self.factors = np.concatenate([spread.factors(slice(0, 1), keys, np.float64, turn) for turn in turns])
 
     def _at_positions(self, first: Floats) -> Floats:
         """Return the probabilities at each position of arms that have `first` at the first one: (H, columns)."""
@@ -159,13 +163,14 @@ class Contest:
             return q, q
         widths, gains = self.parameters.beta * self.widths, self.rewards - self.rates[h] * after
         bonus = bonus_named(self.settings.bonus).of(self.chances[h], widths, gains)
-        return q, q + (bonus if self.factors is None else self.factors * bonus)
+        return q, q + (bonus if self.factors is None else self.factors[h] * bonus)
 
     def _without_repeats(self, slate: list[int], explored: list[bool]) -> Iterator[_Round]:
         optimistic = self.chances
         if any(explored):
             widths = self.parameters.beta * self.widths
-            optimistic = bonus_named(self.settings.bonus).optimistic(self.log_odds, widths, self.factors)
+            factors = None if self.factors is None else self.factors[0]
+            optimistic = bonus_named(self.settings.bonus).optimistic(self.log_odds, widths, factors)
             optimistic = self._at_positions(optimistic)
         values, optimistic_values = self._values(self.chances), self._values(optimistic)
         first = 0
@@ -239,7 +244,7 @@ class Contest:
                     bonus=float(score[column] - q[column]),
                     score=float(score[column]),
                     answer_rate=float(self.rates[place, column]) if learned else None,
-                    spread=None if factors is None else float(factors[column]),
+                    spread=None if factors is None else float(factors[place, column]),
                     contributions=strongest_first(reasons[int(self.arms[column])] + effect),
                 )
                 for column in in_order.tolist()
