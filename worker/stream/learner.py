@@ -50,7 +50,7 @@ from worker.stream.events import (
     Tag,
 )
 from worker.stream.feature_changes import width_of_context
-from worker.stream.folding import fold, one_thread, with_new_arms
+from worker.stream.folding import fold, one_thread, predicted_by, with_new_arms
 from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns, continued
@@ -279,9 +279,10 @@ class Learner:
         if not window.plans:
             return
         kept, steps, rejected = dict(self._kept), None, None
+        predicted = predicted_by(parent, window)
         if not parent.frozen:
             try:
-                folded, steps = fold(under(settings, parent), window)
+                folded, steps = fold(under(settings, parent), window, predicted)
             except EstimationError as error:
                 rejected = str(error)
             else:
@@ -289,7 +290,7 @@ class Learner:
         if self._with_episodes:
             late = self._late - self._late_counted
             outcome.episodes.append(
-                episode_of(window, parent, self._current, kept, steps=steps, rejected=rejected, late=late)
+                episode_of(window, parent, self._current, kept, predicted, steps=steps, rejected=rejected, late=late)
             )
             self._late_counted = self._late
 

@@ -19,11 +19,13 @@ import orjson
 from worker.bandit.click_model import ClickModel
 from worker.errors import InputError
 from worker.stream.accounts import accounts_size
+from worker.stream.calibration import ROWS as CALIBRATED
 from worker.stream.contexts import LEAST_SESSIONS, SCALES
 from worker.stream.features import widest
+from worker.stream.misfit import pairs_under
 from worker.stream.packing import bytes_per_number
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_records import COUNTS
+from worker.stream.version_records import COUNTS, SCORES
 
 if TYPE_CHECKING:
     from worker.stream.parameters import Parameters
@@ -45,7 +47,8 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
     declared += len(orjson.dumps(settings.order))
-    sizes = []
+    # Of calibration, and of misfit.
+    sizes = [len(CALIBRATED) * len(arms), *[pairs_under(settings, len(arms)).firsts[-1] * len(arms)] * len(SCORES)]
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
