@@ -23,15 +23,16 @@ testing in generalised linear models with random effects", Biometrika 1997 (its 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats, Ints
 
 #: Displays of the average ad that the regression of every ad has in addition.
 SHARED: Final = 3.0
-#: Added to the diagonal of a regression, so that a column that is always 0 has one.
+#: Added to sums of squares, so that columns that are constant or the same have a regression.
 _TINY: Final = 1e-9
 #: The partner of a single column.
 NOTHING: Final = -1
@@ -64,41 +65,73 @@ def score_sums(
     order = np.argsort(arms, kind="stable")
     shown, firsts = np.unique(arms[order], return_index=True)
     scores, informations = np.zeros((2, count, len(products.left)))
-    if not len(shown):
-        return scores, informations
-    x = np.ones((len(order), contexts.shape[1] + 1))  # the last column is that of `NOTHING`
-    x[:, :-1] = contexts[order]
-    w, r = weights[order, None], residuals[order, None]
-
-    def by_ad(values: Floats) -> Floats:
-        return np.add.reduceat(values, firsts, axis=0)
-
-    left, right, is_pair = products.left, products.right, products.right != NOTHING
-    a, b = x[:, left], x[:, right]
-    q = a * b
-    wq = w * q
-    first, square = by_ad(w * x), by_ad(w * x * x)
-    system = np.zeros((len(shown), len(left), 3, 3))
-    system[..., 0, 0] = by_ad(w)
-    system[..., 0, 1], system[..., 0, 2] = first[:, left], first[:, right]
-    system[..., 1, 1], system[..., 2, 2] = square[:, left], square[:, right]
-    crossed = by_ad(wq)
-    system[..., 1, 2] = crossed
-    system[..., [1, 2, 2], [0, 0, 1]] = system[..., [0, 0, 1], [1, 2, 2]]
-    target = np.stack([crossed, by_ad(wq * a), by_ad(wq * b)], axis=-1)
-    linear = by_ad(r * x)
-    of_residuals = np.stack([np.broadcast_to(by_ad(r), crossed.shape), linear[:, left], linear[:, right]], axis=-1)
-    for array in (system[..., 1:, :], system[..., 1:].swapaxes(-1, -2), target[..., 1:], of_residuals[..., 1:]):
-        array[:, ~is_pair] = 0.0  # a single column is compared with 1 alone
-    share = SHARED / len(order)
-    ridge = _TINY * np.eye(3)
-    c = np.linalg.solve(system + share * system.sum(axis=0) + ridge, (target + share * target.sum(axis=0))[..., None])[
-        ..., 0
-    ]
-    scores[shown] = by_ad(r * q) - (c * of_residuals).sum(axis=-1)
-    explained = (c * (2 * target - (system @ c[..., None])[..., 0])).sum(axis=-1)
-    informations[shown] = np.maximum(by_ad(wq * q) - explained, 0.0)
+    columns, places = np.unique([products.left, products.right], return_inverse=True)
+    # [1; x; x²] of the columns that are needed; `NOTHING` is the column of ones.
+    own = 1 + len(columns[columns != NOTHING])
+    z = np.ones((len(order), 2 * own - 1))
+    z[:, 1:own] = contexts[order][:, columns[columns != NOTHING]]
+    z[:, own:] = z[:, 1:own] ** 2
+    left, right = places.reshape(2, -1) + (NOTHING not in columns)
+    weighted, surprised = z * weights[order, None], z[:, :own] * residuals[order, None]
+    moments = np.empty((len(shown), z.shape[1], z.shape[1]))
+    linear = np.empty((len(shown), own, own))
+    for k, (first, end) in enumerate(zip(firsts.tolist(), [*firsts[1:].tolist(), len(order)], strict=True)):
+        moments[k] = weighted[first:end].T @ z[first:end]
+        linear[k] = surprised[first:end].T @ z[first:end, :own]
+    squared = np.where(left, left + own - 1, 0), np.where(right, right + own - 1, 0)
+    sums = _Sums(
+        n=moments[:, 0, :1],
+        a=moments[:, 0, left],
+        b=moments[:, 0, right],
+        aa=moments[:, left, left],
+        bb=moments[:, right, right],
+        q=moments[:, left, right],
+        qa=moments[:, squared[0], right],
+        qb=moments[:, left, squared[1]],
+    )
+    c = sums.plus(SHARED / max(1, len(order))).regression(products.right != NOTHING)
+    explained = c[0] * linear[:, :1, 0] + c[1] * linear[:, 0, left] + c[2] * linear[:, 0, right]
+    scores[shown] = linear[:, left, right] - explained
+    informations[shown] = np.maximum(moments[:, squared[0], squared[1]] - sums.explained(c), 0.0)
     return scores, informations
+
+
+class _Sums(NamedTuple):
+    """Weighted sums of 1, a, b, their squares, q = ab and its products with a and b, by ad and product: (K, P)."""
+
+    n: Floats
+    a: Floats
+    b: Floats
+    aa: Floats
+    bb: Floats
+    q: Floats
+    qa: Floats
+    qb: Floats
+
+    def plus(self, share: float) -> _Sums:
+        """Return the sums with a share of those of all ads."""
+        return _Sums(*(part + share * part.sum(axis=0) for part in self))
+
+    def regression(self, is_pair: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+        """Return the coefficients of 1, a and b in the regression of q; of a single column that of 1 alone."""
+        n = self.n + _TINY
+        mean_a, mean_b, mean_q = self.a / n, self.b / n, self.q / n
+        aa, bb = (
+            (own - both * mean) * (1 + _TINY) + _TINY
+            for own, both, mean in ((self.aa, self.a, mean_a), (self.bb, self.b, mean_b))
+        )
+        ab, qa, qb = self.q - self.a * mean_b, self.qa - self.q * mean_a, self.qb - self.q * mean_b
+        determinant = np.where(is_pair, aa * bb - ab * ab, np.inf)
+        of_a, of_b = (bb * qa - ab * qb) / determinant, (aa * qb - ab * qa) / determinant
+        return mean_q - of_a * mean_a - of_b * mean_b, of_a, of_b
+
+    def explained(self, c: tuple[Floats, Floats, Floats]) -> Floats:
+        """Return how much smaller the sum of squares of q is without c·[1; a; b]."""
+        one, of_a, of_b = c
+        rest_1 = 2 * self.q - one * self.n - of_a * self.a - of_b * self.b
+        rest_a = 2 * self.qa - one * self.a - of_a * self.aa - of_b * self.q
+        rest_b = 2 * self.qb - one * self.b - of_a * self.q - of_b * self.bb
+        return np.asarray(one * rest_1 + of_a * rest_a + of_b * rest_b)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

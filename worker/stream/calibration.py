@@ -43,9 +43,13 @@ SESSIONS: Final = ("chosen", "random", "control")
 TENTHS: Final = 10
 #: Standard deviations on each side of a ratio: 95 %.
 REACH: Final = 1.96
-#: Ratios within which a model is well calibrated, and the clicks from which it is judged.
+#: Ratios within which a model is well calibrated.
 USUAL: Final = (0.8, 1.25)
-LEAST_CLICKS: Final = 200.0
+#: Clicks from which it is judged, and more of them for more ads, until the first windows hardly count: a model that has
+#: just begun shows what it overestimates.
+LEAST_CLICKS: Final = 1_000.0
+CLICKS_PER_AD: Final = 100.0
+MOST_CLICKS: Final = 0.9 * MEMORY
 #: Ads that are named.
 MOST_NAMED: Final = 10
 AT_ONCE: Final = 8192  # displays whose log-odds are computed at once
@@ -114,7 +118,7 @@ def base_loss(displays: float, clicks: float) -> float:
     (2.773, 0.0)
     """
     parts = (clicks, displays - clicks)
-    return -sum(part * log(part / displays) for part in parts if part > 0)
+    return sum(part * log(displays / part) for part in parts if part > 0)
 
 
 # ── sums of a version ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -168,8 +172,8 @@ class Calibration:
     def is_bad(self) -> bool:
         """Whether enough clicks say that the predictions are off."""
         total, ratio = self.total, self.ratio
-        enough = max(total["clicks"], total["predicted"]) >= LEAST_CLICKS
-        return ratio is not None and enough and ratio.is_bad
+        enough = min(max(LEAST_CLICKS, CLICKS_PER_AD * self.ads.shape[1]), MOST_CLICKS)
+        return ratio is not None and max(total["clicks"], total["predicted"]) >= enough and ratio.is_bad
 
     def worst(self, names: Sequence[str], most: int = MOST_NAMED) -> tuple[AdCalibration, ...]:
         """Return the ads whose clicks differ most clearly from what was predicted."""

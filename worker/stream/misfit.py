@@ -18,8 +18,10 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice, product, repeat
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -40,7 +42,7 @@ if TYPE_CHECKING:  # a version has these sums
 #: Ads × products that are tested: two numbers each in every version.
 MOST_SUMS: Final = 32_768
 #: Displays × products of a window that are looked at; of more displays an evenly spread sample.
-MOST_ELEMENTS: Final = 1_000_000
+MOST_ELEMENTS: Final = 4_000_000
 #: Evidence in standard deviations, and strength, from which a pair is missed.
 ALARM: Final = 5.0
 LEAST_STRENGTH: Final = 0.1
@@ -74,28 +76,35 @@ def pairs_of(features: Features | None, dim: int, *, tastes: bool, arms: int) ->
     """
     columns = _columns(features, dim)
     declared = {frozenset(cross) for cross in features.crosses} if features is not None else set()
-    wanted = [((AD, name), [(column, NOTHING) for column in own]) for name, own in columns.items()] if tastes else []
-    # The pairs of the first features first.
-    for place, other in enumerate(columns):
-        for name in list(columns)[:place]:
-            if frozenset((name, other)) not in declared:
-                wanted.append(((name, other), [(a, b) for a in columns[name] for b in columns[other]]))
-    names, firsts, products = [], [0], list[tuple[int, int]]()
-    for pair, of_pair in wanted:
-        if len(of_pair) > MOST_PAIRS:
+    names, firsts, products = list[tuple[str, str]](), [0], list[tuple[int, int]]()
+    for pair, width, of_pair in _wanted(columns, declared, tastes=tastes):
+        if width > MOST_PAIRS:
             continue
-        if (len(products) + len(of_pair)) * arms > MOST_SUMS:
+        if (firsts[-1] + width) * max(1, arms) > MOST_SUMS:
             break  # so that more ads test a part of the same products
         names.append(pair)
         products += of_pair
         firsts.append(len(products))
     left, right = np.array(products, dtype=np.intp).reshape(-1, 2).T
+    pairs = len(columns) * (len(columns) - 1) // 2 - sum(len(cross) == 2 for cross in declared)
     return Pairs(
         names=tuple(names),
         firsts=tuple(firsts),
         products=Products(left=left, right=right),
-        left_out=len(wanted) - len(names),
+        left_out=pairs + tastes * len(columns) - len(names),
     )
+
+
+def _wanted(
+    columns: Mapping[str, range], declared: Container[frozenset[str]], *, tastes: bool
+) -> Iterator[tuple[tuple[str, str], int, Iterator[tuple[int, int]]]]:
+    """Yield names, number of products and products of all pairs, those of the first features first."""
+    for name, own in columns.items() if tastes else ():
+        yield (AD, name), len(own), zip(own, repeat(NOTHING), strict=False)
+    for place, (other, right) in enumerate(columns.items()):
+        for name, left in islice(columns.items(), place):
+            if frozenset((name, other)) not in declared:
+                yield (name, other), len(left) * len(right), product(left, right)
 
 
 def _columns(features: Features | None, dim: int) -> dict[str, range]:
@@ -206,26 +215,25 @@ class Missed:
         return f'{self.name} matters to {found} ({strength}): declare the cross, crosses = [["{left}", "{right}"]]'
 
 
-def evidence(parameters: Parameters) -> tuple[Missed, ...]:
+def evidence(misfit: Misfit | None, settings: LearningSettings, arms: int) -> tuple[Missed, ...]:
     """Return all pairs that are tested, those with the strongest evidence first; none before the second fold."""
-    if parameters.misfit is None:
+    if misfit is None:
         return ()
-    arms = len(parameters.arms)
-    pairs = pairs_under(parameters.settings, arms)
-    sums = parameters.misfit.of(arms, pairs.firsts[-1])
-    found = []
+    pairs = pairs_under(settings, arms)
+    sums, found = misfit.of(arms, pairs.firsts[-1]), []
     for names, first, end in zip(pairs.names, pairs.firsts, pairs.firsts[1:], strict=False):
         parts = sums.scores[:, first:end], sums.informations[:, first:end]
         found.append(Missed(of=names, evidence=evidence_of(*parts, common=names[0] != AD)))
     return tuple(sorted(found, key=lambda one: -one.evidence.deviations))
 
 
-def missed_by(parameters: Parameters) -> tuple[Missed, ...]:
-    """Return the pairs that the model misses, the clearest first."""
-    tested = evidence(parameters)
+def missed(tested: Sequence[Missed]) -> tuple[Missed, ...]:
+    """Return the pairs that a model misses, of those tested, the clearest first."""
     least = max(ALARM, tested[0].evidence.deviations / 2) if tested else ALARM
-    return tuple(
-        one
-        for one in tested[:MOST_MISSED]
-        if one.evidence.deviations >= least and one.evidence.strength >= LEAST_STRENGTH
-    )
+    clear = [one for one in tested[:MOST_MISSED] if one.evidence.deviations >= least]
+    return tuple(one for one in clear if one.evidence.strength >= LEAST_STRENGTH)
+
+
+def missed_by(parameters: Parameters) -> tuple[Missed, ...]:
+    """Return the pairs that a version misses."""
+    return missed(evidence(parameters.misfit, parameters.settings, len(parameters.arms)))
