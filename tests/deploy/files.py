@@ -112,7 +112,7 @@ def environment_of_the_image() -> dict[str, str]:
 def settings_of(words: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
     """Return the settings of a command line in an environment; fail on variables that this command does not know."""
     parsed = build_parser(load(words[0]), "adcascade").parse_args(words[1:])
-    known = {option.variable for option in parsed._command.options} | {CONFIG.variable}
+    known = {option.variable for option in parsed.command_spec.options} | {CONFIG.variable}
     assert {name for name in environment if name.startswith("ADCASCADE_")} <= known
     return resolve(parsed, environment)
 

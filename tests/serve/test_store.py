@@ -16,6 +16,7 @@ from worker.embedded.state import FILE, StateFolder
 from worker.errors import FailedError, InputError
 from worker.logs.format import LogReader
 from worker.runtime.learner_process import LearnerStatus
+from worker.runtime.settings import ProcessSettings
 from worker.serve.learner import JournalFolder
 from worker.serve.recording import Recording
 from worker.serve.server import decoded_lesson
@@ -52,7 +53,7 @@ class Served:
         except BaseException:
             self.state.close()
             raise
-        self.learner = JournalFolder(self.state, learning, ARMS)
+        self.learner = JournalFolder(self.state, ProcessSettings(learner=(), learning=learning, arms=ARMS))
 
     def __enter__(self) -> Served:
         return self

@@ -17,13 +17,12 @@ from tests.embedded.traffic import ARMS, START, settings
 from tests.programs import until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, event
 from worker.errors import FailedError, InputError
-from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader, with_dimension
-from worker.kafka.settings import WorkerSettings
-from worker.kafka.worker import warn
+from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader
 from worker.metrics import Metrics
+from worker.runtime.settings import ProcessSettings
 from worker.runtime.supervision import Pauses
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings, continued
+from worker.stream.settings import Arm
 from worker.stream.topology import Record, Topics
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import KEPT, RoundedError
@@ -225,27 +224,26 @@ def test_a_version_of_another_model_is_refused_with_one_line_and_serving_goes_on
     assert counted(metrics, "refused_versions_total") == 1
 
 
+def configuration(**changes: Any) -> ProcessSettings:
+    return ProcessSettings(**{"learner": ("true",), "learning": settings(), "arms": ARMS, **changes})
+
+
 def test_the_dimension_comes_from_the_option_or_from_the_published_parameters() -> None:
-    assert with_dimension(settings(), 5, []).dim == 5
-    assert with_dimension(settings(), None, [ZERO]).dim == ZERO.settings.dim
+    learning, first = configuration(dim=5).configured([])
+    assert learning.dim == first.settings.dim == 5
+    learning, first = configuration().configured([ZERO])
+    assert (learning.dim, first) == (ZERO.settings.dim, ZERO)
     with pytest.raises(InputError, match=r"add \[features.context\] .* or give --dim N"):
-        with_dimension(settings(), None, [])
+        configuration().configured([])
     with pytest.raises(InputError, match="--dim is 9, but the published parameters have 3"):
-        with_dimension(settings(), 9, [ZERO])
+        configuration(dim=9).configured([ZERO])
 
 
-def configuration(learning: LearningSettings) -> WorkerSettings:
-    return WorkerSettings(connection=NOWHERE, topics=TOPICS, learner=("true",), learning=learning, arms=ARMS)
-
-
-def test_settings_that_differ_from_the_published_ones_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    configured = configuration(settings())
-    warn(configured, settings(), [replace(ZERO, settings=settings(window=20_000, policy="greedy"))])
-    assert "policy, window" in caplog.text
-    for given, published in ((True, True), (True, False)):
-        caplog.clear()
-        learning, zero = settings(standardise=given), replace(ZERO, settings=settings(standardise=published))
-        configured = configuration(learning)
-        warn(configured, continued(learning, zero.settings), [zero])
-        expected = [] if given == published else ["standardise is on here and off in the published parameters"]
-        assert [record.getMessage().partition(", which")[0] for record in caplog.records] == expected
+def test_what_differs_from_the_published_settings_is_named() -> None:
+    (line,) = configuration().surprises(replace(ZERO, settings=settings(window=20_000, policy="greedy")))
+    assert line.endswith("policy, window")
+    assert configuration().surprises(ZERO) == []
+    (line,) = configuration(learning=settings(standardise=True)).surprises(ZERO)
+    assert line.startswith("standardise is on here and off in the published parameters")
+    (line,) = configuration(arms=()).surprises(Parameters.first(settings(), ()))
+    assert line.startswith("there are no arms")

@@ -135,7 +135,7 @@ class AdditiveModel(LinearModel):
     def position_effects(self) -> Floats:
         return np.concatenate([[0.0], self.theta_context[len(self.prior_precision) :]])
 
-    def _inputs(self, contexts: Floats) -> Floats:
+    def inputs_of(self, contexts: Floats) -> Floats:
         """Return what θ_x is multiplied by at the first position: x, or u = [1; x; 0 …]."""
         if not self.intercept:
             return contexts
@@ -150,17 +150,17 @@ class AdditiveModel(LinearModel):
     # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def log_odds(self, contexts: Floats) -> Floats:
-        return np.asarray((self._inputs(contexts) @ self.theta_context)[:, None] + self.theta_arms)
+        return np.asarray((self.inputs_of(contexts) @ self.theta_context)[:, None] + self.theta_arms)
 
     def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        odds = _offsets(self._inputs(contexts), self.theta_context)[:, None] + self.theta_arms.take(arms, mode="clip")
+        odds = _offsets(self.inputs_of(contexts), self.theta_context)[:, None] + self.theta_arms.take(arms, mode="clip")
         return np.where((arms >= 0) & (arms < self.arms), odds, -np.inf)
 
     def widths(self, contexts: Floats) -> Floats:
-        return self.precision.widths(self._inputs(contexts))
+        return self.precision.widths(self.inputs_of(contexts))
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
-        return self.precision.squared_widths_of(self._inputs(contexts), arms)
+        return self.precision.squared_widths_of(self.inputs_of(contexts), arms)
 
     def heads(self, shown: Ints, dtype: DTypeLike) -> AdditiveHeads:
         return AdditiveHeads(self, shown, dtype)
@@ -179,7 +179,7 @@ class AdditiveModel(LinearModel):
         return self.theta_context, self.theta_arms
 
     def by_arm(self, data: Displays) -> ByArm:
-        rows, effects = self._inputs(data.contexts), self.precision.dim - len(self.prior_precision)
+        rows, effects = self.inputs_of(data.contexts), self.precision.dim - len(self.prior_precision)
         if not effects:
             return ByArm(rows, sessions=data.sessions, arms=data.arms)
         displays = np.arange(len(data))
@@ -308,7 +308,7 @@ class AdditiveHeads:
         self._decay = np.exp(-np.clip(self._theta, -self._steepest, self._steepest)).astype(self._dtype)
 
     def _offsets(self, contexts: Floats) -> Floats:
-        return _offsets(self._model._inputs(contexts), self._model.theta_context)
+        return _offsets(self._model.inputs_of(contexts), self._model.theta_context)
 
     def log_odds(self, contexts: Floats) -> Array:
         return np.asarray((self._offsets(contexts)[:, None] + self._theta).astype(self._dtype))
@@ -344,7 +344,7 @@ class AdditiveHeads:
         return right
 
     def widths(self, contexts: Floats) -> Array:
-        rows = self._model._inputs(contexts)
+        rows = self._model.inputs_of(contexts)
         here = row_products(rows - self._middle, self._model.precision.whitening.T)
         left = np.ones((len(rows), rows.shape[1] + 2), dtype=self._dtype)
         left[:, :-2] = -2 * here

@@ -13,7 +13,7 @@ from msgspec import to_builtins
 
 from worker.cli.options.catalog import check_id, features_of_pairs, read_arms
 from worker.cli.options.parser import JSON, CommandSpec, Option, number, pair
-from worker.cli.options.target import YES, LearnerControl, action, confirm, control, in_force, version_facts
+from worker.cli.options.target import YES, LearnerControl, action, control, in_force, publish, version_facts
 from worker.console import table, write_result
 from worker.errors import InputError
 from worker.stream.ad_figures import all_figures
@@ -145,20 +145,13 @@ def sync(options: argparse.Namespace) -> None:
     newest = target.history()[-1]
     wanted = read_arms(options.file, name="FILE", declared=_declared(newest))
     changes = catalogue_difference(newest.arms, wanted)
-    record = {"changes": [_document(change) for change in changes]}
-    if not changes:
-        same = f"nothing to do: version {newest.version} has the arms of {options.file}"
-        write_result(options.json, {**record, **version_facts(newest)}, same)
+    listed = [_document(change) for change in changes]
+    same = f"nothing to do: version {newest.version} has the arms of {options.file}"
+    shown = _difference(newest, changes, options.file) if changes else same
+    if options.dry_run or not changes:
+        write_result(options.json, {"changes": listed, **version_facts(newest)}, shown, [shown] if changes else [])
         return
-    shown = _difference(newest, changes, options.file)
-    if options.dry_run:
-        write_result(options.json, {**record, **version_facts(newest)}, shown, [shown])
-        return
-    if not options.yes:
-        confirm(shown, "--dry-run shows them")
-    after = target.order(CatalogueChange(changes=changes))
-    done = f"{len(changes)} changes; {in_force(after)}"
-    write_result(options.json, {**record, **version_facts(after)}, f"{shown}\n{done}" if options.yes else done)
+    publish(options, target, CatalogueChange(changes=changes), listed, shown, "--dry-run shows them")
 
 
 def _difference(newest: Parameters, changes: Sequence[ArmEntry], file: str) -> str:

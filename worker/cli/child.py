@@ -19,16 +19,14 @@ def _learn_on_kafka(arguments: Sequence[str]) -> None:
     from worker.cli.worker import COMMAND, read
     from worker.kafka.learner import run_learner
 
-    checked = read(resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments)))
-    run_learner(checked)
+    run_learner(read(resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments))))
 
 
 def _learn_in_a_folder(arguments: Sequence[str]) -> None:
     from worker.cli.serve import COMMAND, read
     from worker.serve.learner import run_learner
 
-    checked = read(resolve(build_parser(COMMAND, "adcascade serve").parse_args(arguments)))
-    run_learner(checked.folder, learning=checked.learning, arms=checked.arms)
+    run_learner(read(resolve(build_parser(COMMAND, "adcascade serve").parse_args(arguments))))
 
 
 WORK = {"worker": _learn_on_kafka, "serve": _learn_in_a_folder}

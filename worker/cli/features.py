@@ -7,7 +7,7 @@ from functools import partial
 
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, pair
-from worker.cli.options.target import YES, action, confirm, control, in_force, version_facts
+from worker.cli.options.target import YES, action, control, publish, version_facts
 from worker.console import table, write_result
 from worker.errors import InputError
 from worker.stream.events import FeaturesChange
@@ -30,8 +30,7 @@ def diff(options: argparse.Namespace) -> None:
     """Show the differences between the declared features of a settings file and the published ones."""
     newest = control(options).history()[-1]
     _, found = _wanted(options, newest)
-    record = {"changes": [one._asdict() for one in found], **version_facts(newest)}
-    write_result(options.json, record, _shown(newest, found))
+    _write(options, newest, found)
 
 
 def apply(options: argparse.Namespace) -> None:
@@ -42,16 +41,12 @@ def apply(options: argparse.Namespace) -> None:
     target = control(options)
     newest = target.history()[-1]
     wanted, found = _wanted(options, newest)
-    record = {"changes": [one._asdict() for one in found]}
-    shown = _shown(newest, found)
     if not found:
-        write_result(options.json, {**record, **version_facts(newest)}, shown)
+        _write(options, newest, found)
         return
-    if not options.yes:
-        confirm(shown, "`adcascade features diff` shows them")
-    after = target.order(FeaturesChange(features=wanted.declared.document(), renamed=dict(options.rename)))
-    done = f"changes: {len(found)}; {in_force(after)}"
-    write_result(options.json, {**record, **version_facts(after)}, f"{shown}\n{done}" if options.yes else done)
+    order = FeaturesChange(features=wanted.declared.document(), renamed=dict(options.rename))
+    changes, preview = [one._asdict() for one in found], "`adcascade features diff` shows them"
+    publish(options, target, order, changes, _shown(newest, found), preview)
 
 
 def _wanted(options: argparse.Namespace, newest: Parameters) -> tuple[Features, list[Difference]]:
@@ -63,6 +58,11 @@ def _wanted(options: argparse.Namespace, newest: Parameters) -> tuple[Features, 
     renamed, published = dict(options.rename), newest.settings.features
     wanted = wanted_features(declared, published, renamed)
     return wanted, differences(published, wanted, renamed)
+
+
+def _write(options: argparse.Namespace, newest: Parameters, found: list[Difference]) -> None:
+    record = {"changes": [one._asdict() for one in found], **version_facts(newest)}
+    write_result(options.json, record, _shown(newest, found))
 
 
 def _shown(newest: Parameters, found: list[Difference]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
@@ -13,6 +12,7 @@ from worker.cli.options.learning import LIMITS, limits
 from worker.cli.options.parser import CommandSpec, count, filled
 from worker.cli.worker import LOG
 from worker.console import stops_on_signals
+from worker.runtime.memory import collect_garbage_rarely
 
 OPTIONS = (
     *CONNECTION,
@@ -38,9 +38,7 @@ def run(options: argparse.Namespace) -> None:
         limits=limits(options),
     )
     check_topics(settings)  # before there is a log, so that an error is one line
-    # Remembered sessions live for a minute and hold no cycles; a search among a hundred thousand takes as long as some
-    # answers may.
-    gc.set_threshold(100_000, 50, 100)
+    collect_garbage_rarely()  # a search among a hundred thousand remembered sessions takes as long as some answers may
     log_format.configure(format=options.log_format, level=options.log_level, secrets=reached.secrets)
 
     async def serve() -> None:

@@ -67,7 +67,7 @@ def _run(arguments: list[str]) -> int:
     options = resolve(parsed, load_all=lambda: [load(name) for name in COMMANDS])
     options.arguments = tuple(arguments[1:])
     check_writable(getattr(options, "json", None))
-    return int(parsed._command.run(options) or 0)
+    return int(parsed.command_spec.run(options) or 0)
 
 
 def load(name: str) -> CommandSpec:

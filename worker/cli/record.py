@@ -13,6 +13,7 @@ from worker.cli.options.times import time_span, timestamp
 from worker.console import ProgressBar, check_writable, note, progress, say, stops_on_signals, table, write_json
 from worker.errors import InputError
 from worker.logs.format import LogWriter
+from worker.runtime.clock import wall_clock
 from worker.stream.events import TOPICS
 from worker.stream.topology import Topics
 
@@ -33,10 +34,6 @@ def topic_list(text: str) -> tuple[str, ...]:
     return names
 
 
-def _now() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def beginning(text: str) -> dict[str, int]:
     """Return the offset or the time at which a `Span` begins; nothing for earliest.
 
@@ -45,12 +42,12 @@ def beginning(text: str) -> dict[str, int]:
     """
     if text == "earliest":
         return {}
-    return {"start": int(text)} if text.isdecimal() else {"since": timestamp(text, _now())}
+    return {"start": int(text)} if text.isdecimal() else {"since": timestamp(text, wall_clock())}
 
 
 def ending(text: str) -> dict[str, int]:
     """Return the time at which a `Span` ends; nothing for the end of the topics."""
-    return {} if text == "end" else {"until": timestamp(text, _now())}
+    return {} if text == "end" else {"until": timestamp(text, wall_clock())}
 
 
 OPTIONS = (

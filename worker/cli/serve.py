@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from worker.cli.options.catalog import CATALOG
@@ -12,10 +11,9 @@ from worker.cli.options.learning import LEARNING, LIMITS
 from worker.cli.options.parser import CommandSpec, Option
 from worker.cli.options.starting import STARTING
 from worker.cli.options.times import seconds_option, time_option
-from worker.cli.worker import CLOCK, PROCESS, process_settings
+from worker.cli.worker import PROCESS, process_settings
 from worker.console import check_writable
 from worker.errors import InputError
-from worker.runtime.clock import clock_of
 from worker.serve.settings import ServeSettings
 
 DAY = 86_400_000
@@ -52,7 +50,6 @@ def read(options: argparse.Namespace) -> ServeSettings:
         options,
         folder=Path(options.state),
         http=http_settings(options),
-        clock=clock_of(os.environ.get(CLOCK)),
         record=None if options.record is None else Path(options.record),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ from worker.console import check_writable, note, stops_on_signals, write_result
 from worker.errors import InputError
 from worker.http.pages import operations
 from worker.kafka.connection import Connection
+from worker.runtime.memory import collect_garbage_rarely
 from worker.simulation.reporting import flag, laid_out, live_view
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
 from worker.simulation.traffic.report import TrafficMetrics, TrafficView, summary, summary_rows
@@ -76,8 +76,7 @@ def run(options: argparse.Namespace) -> int:
         check_fits(settings, versions[-1])
     else:
         note(f"{topics.parameters} is empty: users wait until a worker starts")
-    # Tens of thousands of small tuples live for milliseconds; a search for cycles among them takes a fifth of the time.
-    gc.set_threshold(100_000, 50, 100)
+    collect_garbage_rarely()  # a search among tens of thousands of small tuples takes a fifth of the time
     traffic = Traffic(settings, now=time.time_ns())
     began = time.perf_counter()
     try:

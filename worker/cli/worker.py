@@ -18,6 +18,7 @@ from worker.cli.options.times import seconds_option
 from worker.errors import InputError
 from worker.kafka.settings import WorkerSettings
 from worker.runtime.child import command
+from worker.runtime.clock import clock_of
 from worker.secret import Secret
 from worker.stream.feedback import token_secret
 from worker.stream.settings import LearningSettings, check_order
@@ -93,6 +94,7 @@ def process_settings(
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
         start=start_of(options),
+        clock=clock_of(os.environ.get(CLOCK)),
         **own,
     )
     hidden = [*secrets, signing.reveal().decode() if signing is not None else ""]
@@ -103,7 +105,7 @@ def process_settings(
 def read(options: argparse.Namespace) -> WorkerSettings:
     """Return the settings of worker and learner process, checked as far as possible without a broker; start the log."""
     brokers = connection(options)
-    own = {"connection": brokers, "topics": topic_names(options), "clock_file": os.environ.get(CLOCK)}
+    own = {"connection": brokers, "topics": topic_names(options)}
     return process_settings(WorkerSettings, "worker", options, brokers.secrets, **own)
 
 

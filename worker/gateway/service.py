@@ -27,6 +27,7 @@ from worker.http.service import AdRequest, Answer, UnavailableError, fallback_an
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.feedback import NO_TOKEN, contradiction
 from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.slates import SlatePlanner
@@ -154,15 +155,15 @@ def _check_display(feedback: Feedback, decision: Decision) -> None:
     """Raise `Rejected` if a slate does not have the display; earlier positions are not in it."""
     ahead = feedback.position - decision.position
     if ahead >= len(decision.slate):
-        raise Rejected("position", f"$.position is beyond the slate of {_last(decision)}")
+        raise Rejected("position", contradiction("position", _last(decision)))
     if ahead < 0:
         return
     if feedback.arm != decision.slate[ahead]:
-        raise Rejected("arm-mismatch", "$.arm is not what was shown at that position")
+        raise Rejected("arm-mismatch", contradiction("arm-mismatch", _last(decision)))
     if decision.tokens is not None:
         given = (feedback.token or "").encode()
         if not hmac.compare_digest(given, decision.tokens[ahead].encode()):
-            raise Rejected("token", "$.token is missing or does not belong to this display")
+            raise Rejected("token", NO_TOKEN)
 
 
 def _from_slate(known: Known, position: int) -> bytes:

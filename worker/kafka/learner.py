@@ -25,7 +25,7 @@ from worker.kafka import parameters as parameters_topic
 from worker.kafka.clients import TopicReader, durable_producer, readable_errors, write
 from worker.kafka.connection import reason_of
 from worker.kafka.history import HistoryWriter
-from worker.kafka.parameters import PublishedParameters, Received, configured, published_versions
+from worker.kafka.parameters import PublishedParameters, Received, published_versions
 from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
 from worker.runtime.child import report
@@ -63,7 +63,7 @@ def run_learner(settings: WorkerSettings) -> None:
     os.nice(NICE)
     collect_garbage_rarely()
     history = published_versions(connection, topics)
-    learning, first = configured(settings, history)
+    learning, first = settings.configured(history)
     published = PublishedParameters(first, history, Metrics())
     with (
         readable_errors(connection),

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from confluent_kafka import KafkaException
@@ -20,12 +20,11 @@ from confluent_kafka.admin import AdminClient
 from worker.errors import AdcascadeError, FailedError, InputError, OldVersionError, ParametersError
 from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection, reason_of
-from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import NO_CONTEXT, LearningSettings, check_columns, check_same_model, continued
+from worker.stream.settings import check_same_model
 from worker.stream.slates import SlatePlanner, prepared
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import KEPT, RoundedError, Versions, check_same, keep, should_publish
@@ -66,33 +65,6 @@ def decoded(records: Iterable[Record], *, refuse_old: bool = False) -> list[Para
                 if refuse_old and isinstance(error, OldVersionError):
                     raise InputError(f"{record.topic}, offset {record.offset}: {error}") from None
     return versions
-
-
-def with_dimension(learning: LearningSettings, dim: int | None, history: Sequence[Parameters]) -> LearningSettings:
-    """Return the settings with the given dimension, else with that of the published parameters.
-
-    Features and their scale are those of the published parameters. Raises `InputError` if there is no dimension, or if
-    these settings are for another model.
-    """
-    if history:
-        published = history[-1].settings
-        return continued(replace(learning, dim=dim or published.dim), published)
-    if dim is None:
-        raise InputError(f"no parameters are published yet, and {NO_CONTEXT}")
-    return replace(learning, dim=dim)
-
-
-def configured(settings: WorkerSettings, history: Sequence[Parameters]) -> tuple[LearningSettings, Parameters]:
-    """Return the settings of learning, and version 0 by this configuration, from the history that it starts from."""
-    start = settings.start
-    if start is not None and not history:
-        first = start.first(settings.learning, settings.dim, settings.arms)
-        return first.settings, first
-    learning = with_dimension(settings.learning, settings.dim, history)
-    if not history:
-        check_columns(learning, len(settings.arms))
-    # A version 0 by this configuration may not be possible: the features of ads may have changed since.
-    return learning, history[0] if history else Parameters.first(learning, settings.arms)
 
 
 # ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 
 from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
 from worker.kafka.monitor import WorkerMonitor, count_report
-from worker.kafka.parameters import PublishedParameters, VersionReader, configured, published_versions
+from worker.kafka.parameters import PublishedParameters, VersionReader, published_versions
 from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version, topics_at_start
 from worker.metrics import CONSUMED, Metrics
-from worker.runtime.clock import clock_of
 from worker.runtime.learner_process import LearnerProcess
-from worker.runtime.memory import available_memory, collect_garbage_rarely, let_the_loop_go_first, sessions_that_fit
+from worker.runtime.memory import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.supervision import supervised
-from worker.runtime.watch import CatalogueCheck, different, ignored_features
-from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings, ignored_scale
+from worker.runtime.watch import CatalogueCheck
+from worker.stream.settings import LearningSettings
 from worker.stream.version_sizes import check_size
 from worker.web.status import status_routes
 
@@ -39,15 +36,16 @@ def run_worker(settings: WorkerSettings) -> int:
     found = topics_at_start(connection, topics)
     count, most_bytes = input_partitions(found, topics), largest_record(found, topics)
     history = published_versions(connection, topics)
-    learning, first = configured(settings, history)
+    learning, first = settings.configured(history)
     if not history:
         check_size(first, largest_version(found, topics))
     for line in compressed_inputs(found, topics):
         log.warning(line)
     if settings.start is not None and not history:
         log.info(settings.start.line(first))
-    warn(settings, learning, history)
-    most_sessions = settings.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
+    for line in settings.surprises(history[-1] if history else first):
+        log.warning(line)
+    most_sessions = settings.most_sessions(learning)
     metrics = Metrics(CONSUMED)
     parameters = PublishedParameters(first, history, metrics)
     versions = VersionReader(connection, topics, parameters, metrics.troubles)
@@ -56,7 +54,7 @@ def run_worker(settings: WorkerSettings) -> int:
         topics,
         metrics,
         know_versions=versions.catch_up,
-        clock=clock_of(settings.clock_file),
+        clock=settings.clock,
         limits=settings.limits,
         secret=settings.secret,
         max_open_sessions=most_sessions,
@@ -115,23 +113,3 @@ def _unready(app: WorkerApp, versions: VersionReader, parameters: PublishedParam
     if not app.serves:
         return "it joins its group, or recovers its sessions"
     return None
-
-
-def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence[Parameters]) -> None:
-    """Log settings that may surprise."""
-    newest = history[-1] if history else None
-    if newest is not None and (changed := different(learning, newest.settings)):
-        log.warning(
-            "settings differ from those of version %d; if this worker learns, they hold from the next version on: %s",
-            *(newest.version, ", ".join(changed)),
-        )
-    if newest is not None and (line := ignored_scale(settings.learning, newest.settings)):
-        log.warning(line)
-    if newest is not None and settings.start is not None and (line := settings.start.ignored(newest)):
-        log.warning(line)
-    if newest is not None and (line := ignored_features(settings.learning, newest)):
-        log.warning(line)
-    if newest is None and not settings.arms and settings.start is None:
-        log.warning(
-            "there are no arms: every decision will be empty until `adcascade arms add` (or give --catalog FILE)"
-        )

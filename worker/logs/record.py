@@ -25,6 +25,7 @@ from worker.errors import FailedError
 from worker.kafka.clients import BEGINNING, END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection
 from worker.logs.format import NO_TIMESTAMP, Headers, LogWriter, cannot_sort, encode_line, temporary_database
+from worker.runtime.clock import wall_clock
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 HOLD: Final = 500  # milliseconds that a live record waits for earlier records of other partitions
@@ -215,7 +216,7 @@ class Recorder:
     def _is_due(self) -> bool:
         """Return whether the end is due without `stop`."""
         span = self._span
-        return span.until <= _now() if span.until is not None else not span.live
+        return span.until <= wall_clock() if span.until is not None else not span.live
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,7 +233,7 @@ class Recorder:
     def _write_ordered(self, log: LogWriter, order: TimeOrder, exhausted: set[Place]) -> int:
         """Write the records whose order is certain; return their number."""
         result, limits, before = self.result, self._limits, log.lines
-        for place, offset, stamp, line in order.drain(exhausted, inf if limits is not None else _now() - HOLD):
+        for place, offset, stamp, line in order.drain(exhausted, inf if limits is not None else wall_clock() - HOLD):
             if limits is not None and offset >= limits[place]:
                 continue
             log.write_line(line)
@@ -255,10 +256,6 @@ class Recorder:
                 where = f"{place[0]}, partition {place[1]}, from offset {position} to {limits[place]}"
                 return f"no record for {PATIENCE:.0f} s of {where}: is a transaction open, or a broker down?"
         return f"no record for {PATIENCE:.0f} s"
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _offsets_at(admin: AdminClient, places: Collection[Place], moment: int) -> dict[Place, int]:

@@ -6,12 +6,8 @@ The serving process is the only writer of the folder: it gets versions, episodes
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -19,13 +15,12 @@ import msgspec
 from worker.embedded.state import StateView
 from worker.runtime.child import report
 from worker.runtime.learner_process import LearnerStatus
+from worker.runtime.settings import ProcessSettings
+from worker.serve.settings import ServeSettings
 from worker.stream.encoding import encode_episode
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import decode_parameters
-from worker.stream.settings import Arm, LearningSettings, ignored_scale
 from worker.stream.version_records import encode_parameters
-
-log = logging.getLogger(__name__)
 
 #: How much lower the priority of this process is; see `worker.kafka.learner`.
 NICE: Final = 2
@@ -40,14 +35,10 @@ MOST_RECORDS: Final = 5_000
 class JournalFolder:
     """Folds the journal of a state folder from where the newest version stands."""
 
-    def __init__(self, state: StateView, settings: LearningSettings, arms: Sequence[Arm]) -> None:
+    def __init__(self, state: StateView, settings: ProcessSettings) -> None:
         history = [decode_parameters(value) for value in state.parameters()]
-        if settings.features is None or not settings.features.context:
-            settings = replace(settings, dim=history[-1].settings.dim)
-        if line := ignored_scale(settings, history[-1].settings):
-            log.warning(line)
         self._state = state
-        self._learner = Learner(settings, arms, history)
+        self._learner = Learner(settings.configured(history)[0], settings.arms, history)
         self._learner.check_start(*state.journal_bounds())
         self._position = self._learner.resume_offset
         #: Whether there may be more records than were folded last.
@@ -79,11 +70,11 @@ class JournalFolder:
         )
 
 
-def run_learner(folder: Path, *, learning: LearningSettings, arms: tuple[Arm, ...]) -> None:
-    """Fold and report for ever; `learning` has everything but the dimension."""
+def run_learner(settings: ServeSettings) -> None:
+    """Fold and report for ever, under the settings of the server."""
     os.nice(NICE)
-    with StateView(folder) as state:
-        journal = JournalFolder(state, learning, arms)
+    with StateView(settings.folder) as state:
+        journal = JournalFolder(state, settings)
         report(journal.status())
         reported = time.monotonic()
         while True:

@@ -40,7 +40,7 @@ from worker.serve.store import TOPICS, Lesson, ServeStore
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
-from worker.stream.feedback import check_token
+from worker.stream.feedback import NO_TOKEN, contradiction, has_token
 from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.serving import Serving
@@ -376,17 +376,12 @@ class ServeRunner:
             timestamp=now,
             grace=self.versions.newest.settings.grace,
         )
-        position, arm = feedback.position, feedback.arm
-        if self._secret is not None and session.arrived_at != check_token(
-            self._secret, feedback.token, session_id=name, position=position, arm=arm
-        ):
-            raise Rejected("token", "$.token is missing or does not belong to this display")
+        if not has_token(self._secret, feedback, session):
+            raise Rejected("token", NO_TOKEN)
         expected = msgspec.structs.replace(session)
         verdict = expected.apply(feedback)
-        if verdict == "position":
-            raise Rejected(verdict, f"$.position is beyond the slate of {len(session.slate)}")
-        if verdict == "arm-mismatch":
-            raise Rejected(verdict, "$.arm is not what was shown at that position")
+        if verdict in ("position", "arm-mismatch"):
+            raise Rejected(verdict, contradiction(verdict, len(session.slate)))
         return self._answer_from(name, expected)._replace(fallback=True)
 
 

@@ -13,20 +13,14 @@ from worker.errors import AdcascadeError, FailedError
 from worker.http.server import http_server
 from worker.metrics import Metrics
 from worker.runtime.learner_process import LearnerProcess, LearnerStatus
-from worker.runtime.memory import (
-    available_memory,
-    collect_garbage_rarely,
-    let_the_loop_go_first,
-    sessions_that_fit,
-)
-from worker.runtime.watch import CatalogueCheck, different, ignored_features
+from worker.runtime.memory import collect_garbage_rarely, let_the_loop_go_first
+from worker.runtime.watch import CatalogueCheck
 from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner
-from worker.serve.settings import ServeSettings, continued_learning
+from worker.serve.settings import ServeSettings
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import check_columns
 from worker.stream.slates import prepared
 from worker.stream.version_sizes import check_size
 from worker.stream.versions import Versions
@@ -46,11 +40,14 @@ def run_server(settings: ServeSettings) -> int:
         check_runner(state)
         history = [decode_parameters(value) for value in state.parameters()]
         if not history:
-            history = [_first_version(settings)]
-            first_version(state, history[0])
-        elif settings.start is not None and (line := settings.start.ignored(history[-1])):
+            _, first = settings.configured(())
+            check_size(first)
+            first_version(state, first)
+            history = [first]
+            if settings.start is not None:
+                log.info(settings.start.line(first))
+        for line in settings.surprises(history[-1]):
             log.warning(line)
-        continued_learning(settings, history[-1])  # raises if they are for another model
         store = ServeStore(state, settings.record, keep=settings.keep_record)
         collect_garbage_rarely()
         let_the_loop_go_first()
@@ -59,18 +56,6 @@ def run_server(settings: ServeSettings) -> int:
         finally:
             store.close()
     return 0
-
-
-def _first_version(settings: ServeSettings) -> Parameters:
-    if settings.start is not None:
-        first = settings.start.first(settings.learning, settings.dim, settings.arms)
-        log.info(settings.start.line(first))
-        return first
-    learning = continued_learning(settings, None)
-    check_columns(learning, len(settings.arms))
-    first = Parameters.first(learning, settings.arms)
-    check_size(first)
-    return first
 
 
 async def _serve(settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
@@ -82,7 +67,6 @@ class Server:
 
     def __init__(self, settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
         self._settings = settings
-        learning = continued_learning(settings, history[-1])
         self._metrics = Metrics()
         versions = Versions(history[0])
         for parameters in history[1:]:
@@ -91,20 +75,6 @@ class Server:
         versions.at(settings.clock()).prepare()  # now, not in the first request
         self._catalogue = CatalogueCheck(settings.arms, self._metrics.troubles)
         self._catalogue.start(versions.newest)
-        if line := ignored_features(settings.learning, versions.newest):
-            log.warning(line)
-        if changed := different(learning, versions.newest.settings):
-            log.warning(
-                "other settings than those of version %d, from the next one on: %s",
-                versions.newest.version,
-                ", ".join(changed),
-            )
-        if not versions.newest.arms:
-            log.warning(
-                "there are no arms: every decision will be empty until `adcascade arms add` (or --catalog FILE)"
-            )
-        horizon = versions.newest.settings.horizon
-        most = settings.max_open_sessions or sessions_that_fit(learning.dim, horizon, available_memory())
         self._runner = ServeRunner(
             store,
             versions,
@@ -112,7 +82,7 @@ class Server:
             clock=settings.clock,
             limits=settings.limits,
             secret=settings.secret,
-            max_open_sessions=most,
+            max_open_sessions=settings.most_sessions(versions.newest.settings),
             progress_interval=settings.progress_interval,
         )
         self._desk = OrderDesk(self._runner)

@@ -29,7 +29,7 @@ from worker.secret import Secret
 from worker.stream.encoding import fact_of
 from worker.stream.events import MOST, Feedback
 from worker.stream.reading import Batch, RecordReader
-from worker.stream.session import Parked, ParkedRecord, Session
+from worker.stream.session import Parked, ParkedRecord, Session, Verdict
 from worker.stream.table import SessionTable
 from worker.stream.topology import Emits, Record, Topics
 
@@ -79,6 +79,25 @@ def check_token(secret: Secret, token: str | None, *, session_id: str, position:
     return int(time) if hmac.compare_digest(token, expected) else None
 
 
+#: Why feedback is refused that does not have the token of its display.
+NO_TOKEN: Final = "$.token is missing or does not belong to this display"
+
+
+def has_token(secret: Secret | None, feedback: Feedback, session: Session | None) -> bool:
+    """Return whether feedback has the token of its display, if tokens are needed; an unknown session may be any."""
+    if secret is None:
+        return True
+    position, arm = feedback.position, feedback.arm
+    time = check_token(secret, feedback.token, session_id=feedback.session_id, position=position, arm=arm)
+    return time is not None and (session is None or time == session.arrived_at)
+
+
+def contradiction(verdict: Verdict, last: int) -> str:
+    """Return how feedback contradicts a slate, whose last position is `last`."""
+    beyond = f"$.position is beyond the slate of {last}"
+    return beyond if verdict == "position" else "$.arm is not what was shown at that position"
+
+
 #: Most feedback records parked for one session; a well-behaved client sends one or two per position.
 MOST_PARKED = 64
 
@@ -97,8 +116,8 @@ class FeedbackJoin:
         session_id, touched = feedback.session_id, batch.touched
         state = self.sessions.table.get(session_id)
         session = state if type(state) is Session else None
-        if not self._has_token(feedback, session):
-            self.reader.reject(record, "token", "$.token is missing or does not belong to this display", batch.emits)
+        if not has_token(self.secret, feedback, session):
+            self.reader.reject(record, "token", NO_TOKEN, batch.emits)
             return
         was_shown = session is not None and feedback.arm in session.slate
         if not was_shown and feedback.arm not in self.sessions.versions.newest_arms:
@@ -122,22 +141,10 @@ class FeedbackJoin:
             feedback = self.reader.read_parked(record, horizon, emits)
             if feedback is None:
                 continue
-            if not self._has_token(feedback, session):
+            if not has_token(self.secret, feedback, session):
                 self.reader.reject(record, "token", "$.token belongs to another session of this id", emits)
                 continue
             self._apply(record, feedback, session, emits)
-
-    def _has_token(self, feedback: Feedback, session: Session | None) -> bool:
-        if self.secret is None:
-            return True
-        arrived_at = check_token(
-            self.secret,
-            feedback.token,
-            session_id=feedback.session_id,
-            position=feedback.position,
-            arm=feedback.arm,
-        )
-        return arrived_at is not None and (session is None or arrived_at == session.arrived_at)
 
     def _apply(self, record: Record, feedback: Feedback, session: Session, emits: Emits) -> bool:
         tally = emits.tally
@@ -157,11 +164,7 @@ class FeedbackJoin:
             when = f"{early / 1000:,.0f} s before its arrival" if early > 0 else f"{late / 1000:,.0f} s after its end"
             tally.troubles.add("late-feedback", when)
         else:
-            if verdict == "position":
-                error = f"$.position is beyond the slate of {len(session.slate)}"
-            else:
-                error = "$.arm is not what was shown at that position"
-            self.reader.reject(record, verdict, error, emits)
+            self.reader.reject(record, verdict, contradiction(verdict, len(session.slate)), emits)
         return False
 
     def _park(self, record: Record, feedback: Feedback, parked: Parked | None, batch: Batch) -> None:

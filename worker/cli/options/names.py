@@ -102,7 +102,7 @@ def check_file(content: Mapping[str, Any], known: Mapping[str, Collection[str]],
 
 def note_unused(content: Iterable[str], known: Mapping[str, Collection[str]], parsed: Namespace) -> None:
     """Note the tables of a settings file with names of their own, such as [features], that a command does not have."""
-    own = {option.attribute for option in parsed._command.options}
+    own = {option.attribute for option in parsed.command_spec.options}
     for name in content:
         if name in known and not known[name] and name not in own:
-            note(f"--config {parsed.config}: `adcascade {' '.join(parsed._path)}` does not use [{name}]")
+            note(f"--config {parsed.config}: `adcascade {' '.join(parsed.command_path)}` does not use [{name}]")

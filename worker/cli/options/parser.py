@@ -219,7 +219,7 @@ class ArgumentParser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
-            command: CommandSpec = parsed._command
+            command: CommandSpec = parsed.command_spec
             flags = [flag for option in (*command.options, CONFIG) for flag in _flags(option)]
             near = did_you_mean(word, flags) if word.startswith("-") else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
@@ -269,7 +269,7 @@ def _fill(parser: argparse.ArgumentParser, command: CommandSpec, path: tuple[str
         for action in command.actions:
             _fill(actions.add_parser(action.name, help=action.summary, **_texts(action)), action, path)
         return
-    parser.set_defaults(_command=command, _path=path)
+    parser.set_defaults(command_spec=command, command_path=path)
     groups: dict[str, Any] = {"options": parser}
     for option in (*command.options, CONFIG):
         if not option.secret and not option.table:
@@ -312,7 +312,7 @@ def resolve(
     `load_all` returns all commands, which share the variables and the file; without it unknown names pass.
     """
     variables = own_variables(os.environ if environ is None else environ)
-    options: Sequence[Option] = parsed._command.options
+    options: Sequence[Option] = parsed.command_spec.options
     known = {CONFIG.variable, *(option.variable for option in options)}
     if load_all is not None and not known.issuperset(variables):
         check_variables(variables, known.union(option.variable for _, _, option in _every(load_all())))
@@ -354,9 +354,9 @@ def _file(
         raise InputError(f"--config {path}: not valid TOML: {error}") from None
     except InputError as error:
         raise InputError(f"--config {path}: {error}") from None
-    tables = {option.attribute for option in parsed._command.options if option.table or option.pairs}
+    tables = {option.attribute for option in parsed.command_spec.options if option.table or option.pairs}
     settings: dict[str, Any] = {}
-    for name in ("", *parsed._path):
+    for name in ("", *parsed.command_path):
         content = content.get(name, {}) if name else content
         settings |= {key: value for key, value in content.items() if key in tables or not isinstance(value, dict)}
     return settings

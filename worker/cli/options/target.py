@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
 from worker.cli.options.parser import CommandSpec, Option, grouped
 from worker.cli.options.times import seconds_option
-from worker.console import note, read_input
+from worker.console import note, read_input, write_result
 from worker.errors import InputError, ParametersError
 from worker.serve.control import StateFolderControl
+from worker.stream.events import Order
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
 from worker.stream.parameters import Parameters, decode_parameters
 
@@ -128,7 +129,19 @@ def in_force(after: Parameters, now: float | None = None) -> str:
     return f"version {after.version} serves sessions that arrive from {when} on; open sessions keep their slates"
 
 
-def confirm(shown: str, preview: str) -> None:
+def publish(
+    options: argparse.Namespace, target: LearnerControl, order: Order, changes: list[Any], shown: str, preview: str
+) -> None:
+    """Order changes that are confirmed, or need not be (--yes), and write the result; `preview` is how to see them."""
+    if not options.yes:
+        _confirm(shown, preview)
+    after = target.order(order)
+    done = f"changes: {len(changes)}; {in_force(after)}"
+    result = {"changes": changes, **version_facts(after)}
+    write_result(options.json, result, f"{shown}\n{done}" if options.yes else done)
+
+
+def _confirm(shown: str, preview: str) -> None:
     """Show changes and ask whether to publish them; raise `InputError` unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(f"--yes is missing: without a terminal there is nobody to confirm the changes ({preview})")

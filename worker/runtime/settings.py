@@ -1,0 +1,77 @@
+"""What `worker` and `serve` have in common of their settings, and how they begin: with which versions and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from worker.errors import InputError
+from worker.runtime.clock import Clock, wall_clock
+from worker.runtime.memory import available_memory, sessions_that_fit
+from worker.runtime.watch import different, ignored_features
+from worker.secret import Secret
+from worker.stream.decoding import Limits
+from worker.stream.parameters import Parameters
+from worker.stream.settings import NO_CONTEXT, Arm, LearningSettings, check_columns, continued, ignored_scale
+from worker.stream.starting import Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """The settings of a process that answers arrivals, and of its learner process; times are in seconds.
+
+    `learning` has everything but the dimension: that is `dim`, or that of the versions that are there. `learner` is the
+    command line of the learner process.
+    """
+
+    learner: tuple[str, ...]
+    learning: LearningSettings
+    dim: int | None = None
+    arms: tuple[Arm, ...] = ()
+    start: Start | None = None
+    limits: Limits = Limits()  # noqa: RUF009 — it is frozen
+    secret: Secret | None = None
+    max_open_sessions: int | None = None
+    progress_interval: float = 1.0
+    clock: Clock = wall_clock
+
+    def configured(self, history: Sequence[Parameters]) -> tuple[LearningSettings, Parameters]:
+        """Return the settings of learning, and the first version: of the history, else version 0 by these settings.
+
+        Raises `InputError` if there is no dimension, or if the settings are for another model than that of the history.
+        """
+        if history:
+            # A version 0 by these settings may not be possible: the features of ads may have changed since.
+            published = history[-1].settings
+            return continued(replace(self.learning, dim=self.dim or published.dim), published), history[0]
+        if self.start is not None:
+            first = self.start.first(self.learning, self.dim, self.arms)
+            return first.settings, first
+        if self.dim is None:
+            raise InputError(f"there are no parameters yet, and {NO_CONTEXT}")
+        learning = replace(self.learning, dim=self.dim)
+        check_columns(learning, len(self.arms))
+        return learning, Parameters.first(learning, self.arms)
+
+    def surprises(self, newest: Parameters) -> list[str]:
+        """Return a line for everything that may surprise now that this version is the newest."""
+        learning, _ = self.configured([newest])
+        lines = [
+            ignored_scale(self.learning, newest.settings),
+            ignored_features(self.learning, newest),
+            None if self.start is None else self.start.ignored(newest),
+        ]
+        if changed := different(learning, newest.settings):
+            lines.append(
+                f"settings differ from those of version {newest.version}; where this process learns, they hold from "
+                f"the next version on: {', '.join(changed)}"
+            )
+        if not newest.arms:
+            lines.append(
+                "there are no arms: every decision will be empty until `adcascade arms add` (or give --catalog FILE)"
+            )
+        return [line for line in lines if line is not None]
+
+    def most_sessions(self, learning: LearningSettings) -> int:
+        """Return how many sessions may be open: as configured, else what the memory holds."""
+        return self.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
