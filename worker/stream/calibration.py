@@ -21,18 +21,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite, log, sqrt
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints, frozen_array, sigmoid
-from worker.bandit.click_model import Observations
+from worker.bandit.click_model import ClickModel, Observations
 from worker.errors import InputError
 from worker.stream.events import AdCalibration, CalibrationRecord, PredictedClicks
 from worker.stream.joining import SessionPlan
-
-if TYPE_CHECKING:  # a version has these sums
-    from worker.stream.parameters import Parameters
 
 #: The rows of the sums.
 ROWS: Final = ("displays", "predicted", "variance", "clicks", "log_loss")
@@ -64,9 +61,9 @@ class Predicted:
     kinds: Ints
 
 
-def predict(parameters: Parameters, data: Observations, kinds: Ints) -> Predicted:
-    """Return the click probabilities of displays under a version."""
-    model, odds = parameters.model, np.empty(len(data))
+def predict(model: ClickModel, data: Observations, kinds: Ints) -> Predicted:
+    """Return the click probabilities of displays under a model."""
+    odds = np.empty(len(data))
     for first in range(0, len(data), AT_ONCE):
         rows = slice(first, first + AT_ONCE)
         odds[rows] = model.log_odds_of(data.contexts[data.sessions[rows]], data.arms[rows, None])[:, 0]

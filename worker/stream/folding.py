@@ -123,7 +123,7 @@ def predicted_by(parent: Parameters, window: ClosedWindow) -> Predicted | None:
         with one_thread(), np.errstate(all="ignore"):
             sessions = observed(parent, window)
             kinds = np.array([kind_of(plan) for plan in window.plans], dtype=np.intp)
-            return predict(parent, sessions.observations(parent.prepared), kinds[sessions.rows])
+            return predict(parent.model, sessions.observations(parent.prepared), kinds[sessions.rows])
     except MemoryError:
         raise
     except Exception:  # the fold says why
