@@ -220,7 +220,7 @@ def interactions(
         truth=truth,
         columns=with_products,
         declared=_declared(dim, crosses=crosses),
-        interacting=tuple((f"x{every[k][0]}", f"x{every[k][1]}") for k in matter.tolist()),
+        interacting=tuple((f"x{every[k][0]}", f"x{every[k][1]}") for k in matter.tolist() if interaction),
     )
 
 

@@ -172,6 +172,15 @@ class Calibration:
         enough = min(max(LEAST_CLICKS, CLICKS_PER_AD * self.ads.shape[1]), MOST_CLICKS)
         return ratio is not None and max(total["clicks"], total["predicted"]) >= enough and ratio.is_bad
 
+    @property
+    def sentence(self) -> str:
+        """The ratio in words; empty before anything was predicted."""
+        if (ratio := self.ratio) is None:
+            return ""
+        loss = "" if self.loss is None else f"; log loss {self.loss:.2f} of that of one rate for all"
+        clicks = f"{self.total['clicks']:,.0f} clicks are {ratio.estimate:.2f} × predicted"
+        return f"{clicks} ({ratio.low:.2f} to {ratio.high:.2f}){loss}"
+
     def worst(self, names: Sequence[str], most: int = MOST_NAMED) -> tuple[AdCalibration, ...]:
         """Return the ads whose clicks differ most clearly from what was predicted."""
         displays, predicted, variance, clicks, _ = self.ads

@@ -181,10 +181,14 @@ def misfit_after(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """A pair that matters together and is not in the model; `of` has `AD` first if it is the taste of a feature."""
+    """A pair that matters together and is not in the model; `of` has `AD` first if it is the taste of a feature.
+
+    `has_names` says whether contexts have named features, so that a cross can be declared.
+    """
 
     of: tuple[str, str]
     evidence: Evidence
+    has_names: bool = True
 
     @property
     def name(self) -> str:
@@ -212,7 +216,8 @@ class Missed:
         strength = f"{self.evidence.strength:.2f}"
         if left == AD:
             return f"users differ by {right} in what they like ({found}, {strength}): the model personal learns that"
-        return f'{self.name} matters to {found} ({strength}): declare the cross, crosses = [["{left}", "{right}"]]'
+        do = f'declare the cross, crosses = [["{left}", "{right}"]]' if self.has_names else "give the features names"
+        return f"{self.name} matters to {found} ({strength}): {do}"
 
 
 def evidence(misfit: Misfit | None, settings: LearningSettings, arms: int) -> tuple[Missed, ...]:
@@ -220,10 +225,11 @@ def evidence(misfit: Misfit | None, settings: LearningSettings, arms: int) -> tu
     if misfit is None:
         return ()
     pairs = pairs_under(settings, arms)
-    sums, found = misfit.of(arms, pairs.firsts[-1]), []
+    sums, found = misfit.of(arms, pairs.firsts[-1]), list[Missed]()
+    has_names = settings.features is not None and bool(settings.features.context)
     for names, first, end in zip(pairs.names, pairs.firsts, pairs.firsts[1:], strict=False):
         parts = sums.scores[:, first:end], sums.informations[:, first:end]
-        found.append(Missed(of=names, evidence=evidence_of(*parts, common=names[0] != AD)))
+        found.append(Missed(of=names, evidence=evidence_of(*parts, common=names[0] != AD), has_names=has_names))
     return tuple(sorted(found, key=lambda one: -one.evidence.deviations))
 
 
