@@ -31,6 +31,7 @@ COMMANDS = {
     "record": "write the topics of Kafka to a log file",
     "import": "turn a table of displays of another system into a log",
     "export": "write the sessions of a log as a table for other tools",
+    "forget": "find what is kept of a person, and delete what can be deleted",
     "replay": "repeat a recorded log, and report the first difference",
     "evaluate": "estimate from a recorded log what another policy would have earned",
     "bench": "measure this machine, as ratios within one run",

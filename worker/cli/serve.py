@@ -18,6 +18,14 @@ from worker.serve.settings import ServeSettings
 
 DAY = 86_400_000
 
+KEEP = (
+    time_option("keep", "time that the folder keeps sessions and versions for reports", 7 * DAY, most=7 * DAY),
+    time_option(
+        "keep-record",
+        "time that parts of the log are kept, FILE-<beginning>, one a day; 0: one file, which grows",
+        30 * DAY,
+    ),
+)
 OPERATION = (
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),
     Option(
@@ -29,12 +37,7 @@ OPERATION = (
     Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
-    time_option("keep", "time that the folder keeps sessions and versions for reports", 7 * DAY, most=7 * DAY),
-    time_option(
-        "keep-record",
-        "time that parts of the log are kept, FILE-<beginning>, one a day; 0: one file, which grows",
-        30 * DAY,
-    ),
+    *KEEP,
     seconds_option("progress-interval", "time between two progress records", 1, least=10, most=60_000),
     *PROCESS,
 )

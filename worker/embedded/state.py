@@ -204,6 +204,12 @@ class StateFolder(StateView):
         marks = "SELECT value FROM meta WHERE name >= ? ORDER BY name LIMIT 1"
         return min(int(self._db.execute(marks, (_MARK,)).fetchone()[0]), parameters.resume_offset)
 
+    def erase(self, sessions: Sequence[bytes], offsets: Sequence[int]) -> None:
+        """Delete sessions, and records of the journal, also from the pages of the file that are free then."""
+        self._db.execute("PRAGMA secure_delete=ON")
+        self._db.executemany("DELETE FROM sessions WHERE key = ?", [(key,) for key in sessions])
+        self._db.executemany("DELETE FROM journal WHERE offset = ?", [(offset,) for offset in offsets])
+
     def append_log(self, lines: bytes) -> None:
         """Keep lines that are about to be written to the log."""
         self._db.execute("INSERT INTO log (lines) VALUES (?)", (lines,))

@@ -246,19 +246,28 @@ class TopicReader:
     def read_to(self, topic: str, start: int, end: int) -> Iterator[Record]:
         """Yield the records of a topic with one partition, with offsets from `start` to below `end`."""
         place = topic, ONLY_PARTITION
-        if start >= end:
+        return self.read_between({place: start}, {place: end})
+
+    def read_between(
+        self, starts: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]
+    ) -> Iterator[Record]:
+        """Yield the records of partitions, with offsets from `starts` to below `ends`; each partition in its order."""
+        left = {place: start for place, start in starts.items() if start < ends[place]}
+        if not left:
             return
-        self.read_from({place: start})
+        self.read_from(left)
         mine, waiting_since = self.positions, monotonic()
         try:
-            while self.positions[place] < end:
+            while left:
                 messages = self.poll(0.2)
                 for message in messages:
-                    if message.offset() < end:
+                    if message.offset() < ends[message.topic(), message.partition()]:
                         yield record_of(message)
+                left = {place: at for place, at in self.positions.items() if at < ends[place]}
                 if messages:
                     waiting_since = monotonic()
-                elif monotonic() - waiting_since > _PATIENCE:
+                elif left and monotonic() - waiting_since > _PATIENCE:
+                    topic = next(iter(left))[0]
                     raise FailedError(f"{topic} cannot be read: no record for {_PATIENCE:.0f} s before its end")
         finally:
             if self.positions is mine:
@@ -280,12 +289,12 @@ class TopicReader:
         self.close()
 
 
-def write(producer: Producer, topic: str, value: bytes | None, key: bytes | None = None) -> Message:
-    """Append a record to a topic with one partition; return its delivery report when all replicas have it."""
+def write(
+    producer: Producer, topic: str, value: bytes | None, key: bytes | None = None, partition: int = ONLY_PARTITION
+) -> Message:
+    """Append a record to a partition; return its delivery report when all replicas have it."""
     reports: list[tuple[KafkaError | None, Message]] = []
-    producer.produce(
-        topic, value, key, ONLY_PARTITION, on_delivery=lambda error, message: reports.append((error, message))
-    )
+    producer.produce(topic, value, key, partition, on_delivery=lambda error, message: reports.append((error, message)))
     while not reports:
         producer.poll(0.1)
     error, message = reports[0]

@@ -143,7 +143,7 @@ def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[F
     """Create the missing topics; compare the others."""
     with readable_errors(connection):
         admin = admin_client(connection)
-        found = _find_readable(admin, names)
+        found = find_readable(admin, names)
         wanted = layout.topics(names, _partitions(layout, names, found))
         missing = [topic for topic in wanted if topic.name not in found]
         replicas = layout.replication or min(MOST_REPLICAS, len(admin.list_topics(timeout=REQUEST_TIMEOUT).brokers))
@@ -160,7 +160,7 @@ def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[F
 def check(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
     """Compare every topic with its wanted configuration."""
     with readable_errors(connection):
-        found = _find_readable(admin_client(connection), names)
+        found = find_readable(admin_client(connection), names)
     wanted = layout.topics(names, _partitions(layout, names, found))
     return [_compare(topic, found, layout.replication) for topic in wanted]
 
@@ -206,7 +206,8 @@ def find(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
     return found
 
 
-def _find_readable(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
+def find_readable(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
+    """Return the topics that exist; raise `FailedError` if the settings of one cannot be read."""
     found = find(admin, names)
     for name, topic in found.items():
         if topic.error:

@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from worker.embedded.state import StateFolder
+from worker.embedded.state import StateFolder, StateView
 from worker.errors import FailedError, InputError
 from worker.logs.format import Headers, encode_line
 from worker.stream.topology import Record
@@ -128,7 +128,7 @@ class Recording:
             os.fsync(folder)  # else a failure of power could leave the old file under the name of the new one
             os.close(folder)
             self._on_disk = self._synchronised()
-            parts = self._parts()
+            parts = _parts(self._path)
             for (_, part), (end, _) in zip(parts, [*parts[1:], (now, self._path)], strict=True):
                 if end <= now - self._keep:
                     part.unlink()
@@ -139,13 +139,6 @@ class Recording:
         while (name := Path(f"{self._path}-{datetime.fromtimestamp(since // 1000, UTC):{_TIME}}")).exists():
             since += 1000
         return name
-
-    def _parts(self) -> list[tuple[int, Path]]:
-        """Return the parts of the log, also compressed ones, with the times of their beginnings, the oldest first."""
-        name = re.compile(re.escape(self._path.name) + r"-(\d{8}T\d{6}Z)(\.gz)?")
-        found = [(name.fullmatch(file.name), file) for file in self._path.parent.iterdir()]
-        times = [(datetime.strptime(match[1], _TIME).replace(tzinfo=UTC), file) for match, file in found if match]
-        return sorted((round(time.timestamp() * 1000), file) for time, file in times)
 
     def close(self) -> None:
         """Close the file."""
@@ -167,6 +160,24 @@ class Recording:
             yield
         except OSError as error:
             raise FailedError(f"--record {self._path}: {error.strerror or error}") from None
+
+
+def _parts(log: Path) -> list[tuple[int, Path]]:
+    """Return the parts of a log, also compressed ones, with the times of their beginnings, the oldest first."""
+    name = re.compile(re.escape(log.name) + r"-(\d{8}T\d{6}Z)(\.gz)?")
+    found = [(name.fullmatch(file.name), file) for file in log.parent.iterdir()]
+    times = [(datetime.strptime(match[1], _TIME).replace(tzinfo=UTC), file) for match, file in found if match]
+    return sorted((round(time.timestamp() * 1000), file) for time, file in times)
+
+
+def recorded(state: StateView) -> list[tuple[int, Path]]:
+    """Return the files of the log of a folder with the times of their beginnings, the oldest first; 0: not known."""
+    stored = state.meta(RECORD)
+    if stored is None:
+        return []
+    known = msgspec.json.decode(stored, type=LogOnDisk)
+    log = Path(known.path)
+    return [*_parts(log), *([(known.since, log)] if log.exists() else [])] if log.parent.is_dir() else []
 
 
 def complete(state: StateFolder) -> None:

@@ -134,19 +134,19 @@ def publish(
 ) -> None:
     """Order changes that are confirmed, or need not be (--yes), and write the result; `preview` is how to see them."""
     if not options.yes:
-        _confirm(shown, preview)
+        confirm(shown, preview)
     after = target.order(order)
     done = f"changes: {len(changes)}; {in_force(after)}"
     result = {"changes": changes, **version_facts(after)}
     write_result(options.json, result, f"{shown}\n{done}" if options.yes else done)
 
 
-def _confirm(shown: str, preview: str) -> None:
-    """Show changes and ask whether to publish them; raise `InputError` unless the answer is yes."""
+def confirm(shown: str, preview: str, question: str = "Publish these changes?") -> None:
+    """Show changes and ask whether to make them; raise `InputError` unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(f"--yes is missing: without a terminal there is nobody to confirm the changes ({preview})")
     note(shown)
-    sys.stderr.write("Publish these changes? [y/N] ")
+    sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise InputError("not confirmed; nothing was changed")
