@@ -65,6 +65,8 @@ def score_sums(
     order = np.argsort(arms, kind="stable")
     shown, firsts = np.unique(arms[order], return_index=True)
     scores, informations = np.zeros((2, count, len(products.left)))
+    if not len(shown):
+        return scores, informations
     columns, places = np.unique([products.left, products.right], return_inverse=True)
     # [1; x; x²] of the columns that are needed; `NOTHING` is the column of ones.
     own = 1 + len(columns[columns != NOTHING])
