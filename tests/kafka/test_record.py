@@ -69,6 +69,12 @@ def test_what_workers_did_with_untidy_traffic_is_recorded_and_replays_without_a_
     letters = [line for line in recorded if line.record.topic == fleet.names.dead_letters]
     assert len(letters) > 0.01 * SESSIONS
     assert all(dict(letter.headers)["adcascade.reason"] for letter in letters)
+    totals = []
+    for source in (fleet.flags, [str(log), "--prefix", fleet.names.prefix]):
+        assert main(["report", *source, "--period", "all", "--json", str(report)]) == 0
+        totals.append(orjson.loads(report.read_bytes())["total"])
+    assert totals[0] == pytest.approx(totals[1])
+    assert totals[0]["sessions"] > 0.9 * SESSIONS
 
 
 # ── without ──────────────────────────────────────────────────────────────────────────────────────────────────────────

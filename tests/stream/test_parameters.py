@@ -450,6 +450,11 @@ def test_a_version_has_no_number_that_json_lacks(bad: float) -> None:
         ({"beta": float("nan")}, "beta must be a finite number"),
         ({"beta": "practice"}, 'beta must be a number or "theory"'),
         ({"beta": True}, "beta must be a finite number"),
+        ({"control": "best"}, "unknown control 'best'; one of fixed, popular, random, greedy"),
+        ({"control_share": 1.0}, "control_share must be below 1"),
+        ({"control_share": 0.6, "random_share": 0.5}, "add up to more than 1"),
+        ({"max_loss": 0.05}, "give control_share"),
+        ({"max_loss": 5, "control_share": 0.05}, "max_loss must be between 0 and 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -34,6 +34,7 @@ from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
 from worker.stream.features import Features, FormerFeatures
 from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
+from worker.stream.lift import Lift
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import StartRecord, encode_parameters
@@ -212,13 +213,18 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
     waiting = replace(Parameters.first(LearningSettings(dim=3), (Arm(arm="a", reward=1.0),)), pending=empty)
     pending = json.loads(encode_parameters(waiting))
     additive = replace(
-        Parameters.first(LearningSettings(dim=3, model="additive", order=("a",)), (Arm(arm="a", reward=1.0),)),
+        Parameters.first(
+            LearningSettings(dim=3, model="additive", order=("a",), control_share=0.1), (Arm(arm="a", reward=1.0),)
+        ),
         ties=(0.5,) * 5,
         shares=Shares(1.0, 0.25),
         kernels="numpy 2.4.6",
         started_from=StartRecord(sha256="a" * 64, trust=0.3),
         imported=True,
         accounts=Accounts(total=Sums(sessions=1)),
+        lift=Lift(control="fixed:a"),
+        guarded=True,
+        popular=(0,),
     )
     tied = json.loads(encode_parameters(additive))
     for made in (pending, tied):

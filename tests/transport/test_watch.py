@@ -10,11 +10,11 @@ import pytest
 
 from tests.embedded.traffic import START, settings
 from tests.transport.fake import new_partitions
-from worker.kafka.monitor import PATIENCE, VersionWatch, WorkerMonitor, count_report
+from worker.kafka.monitor import PATIENCE, VersionWatch, WorkerMonitor
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.clock import ComparedClock
-from worker.runtime.learner_process import LearnerStatus
+from worker.runtime.learner_process import LearnerStatus, count_report
 from worker.runtime.watch import CatalogueCheck, different
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters

@@ -26,7 +26,7 @@ NO_REPORT = "none"
 OPTIONS = (
     *world(DEFAULTS),
     *with_defaults(DEFAULTS, "model", "intercept", "answers", "standardise", "policy", "bonus", "beta", "ridge"),
-    *with_defaults(DEFAULTS, "random-share", "learn-at-most"),
+    *with_defaults(DEFAULTS, "random-share", "control-share", "control", "learn-at-most"),
     count("users", "mean number of users per episode", DEFAULTS.users),
     count("episodes", "number of episodes, windows of a minute", DEFAULTS.episodes),
     SEED,

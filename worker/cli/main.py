@@ -33,6 +33,7 @@ COMMANDS = {
     "export": "write the sessions of a log as a table for other tools",
     "forget": "find what is kept of a person, and delete what can be deleted",
     "replay": "repeat a recorded log, and report the first difference",
+    "report": "say what was earned in a day or a week, by which ads and users, and what changed",
     "evaluate": "estimate from a recorded log what another policy would have earned",
     "bench": "measure this machine, as ratios within one run",
 }

@@ -26,7 +26,6 @@ from worker.logs.traces import SessionTrace, TraceReader, opened_by
 from worker.stream.chance import journal_number
 from worker.stream.contexts import pack_context
 from worker.stream.events import Mode, Opened
-from worker.stream.session import answered
 
 #: Why a session is left out.
 OPEN: Final = "not over at the end of the log"
@@ -35,6 +34,7 @@ NO_SLATE: Final = "slate not in the log"
 UNCERTAIN: Final = "uncertain which slate was shown"
 CONTRADICTS: Final = "contradicts its version"
 FALLBACK: Final = "served by the fallback"
+CONTROL: Final = "in the control group"
 BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
 
@@ -89,13 +89,7 @@ class LoggedSessions:
             return
         opened = openings[0]
         settings = self._known[opened.parameters_version].settings
-        shown, clicked = answered(
-            opened.slate,
-            trace.facts if trace.openings else trace.clicks,
-            whole_slate=settings.unanswered == "passed",
-            first=trace.arrived_at,
-            last=trace.arrived_at + settings.session_timeout,
-        )
+        shown, clicked = trace.answered(opened.slate, settings)
         self.by_version.setdefault(opened.parameters_version, []).append(
             LoggedSession(
                 session_id=trace.session_id,
@@ -129,6 +123,8 @@ class LoggedSessions:
         opened = openings[0]
         if opened.modes[:1] == ("fallback",):
             return FALLBACK
+        if opened.modes[:1] == ("control",):
+            return CONTROL  # by chance alone: the others are a sample of all
         known = self._known.get(opened.parameters_version)
         if known is None or len(opened.context) != known.settings.dim:
             return NO_VERSION

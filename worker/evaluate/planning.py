@@ -21,7 +21,7 @@ from worker.errors import InputError
 from worker.evaluate.imported import weigh_imported
 from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Rule, Sessions
-from worker.evaluate.targets import Estimates, planned_by
+from worker.evaluate.targets import ALONE, Estimates, planned_by
 from worker.logs.versions import RecordedVersions
 from worker.stream.contexts import Standardisation, recoded, stack_packed
 from worker.stream.events import Arrival
@@ -71,10 +71,10 @@ def assemble(
     drawn: list[tuple[Ints, Ints]] = []
     for served, target, rows in _groups(everything, served_by, estimates, settings):
         group = [everything[row] for row in rows.tolist()]
-        alone = _under(served, warmup=0, random_share=0.0)
+        alone = _under(served, **ALONE)
         warmup[rows] = served.is_warming_up
         whole = warmup[rows[0]] or policy_named(served.settings.policy) is Random
-        sessions.served.uniform[rows] = 1.0 if whole else served.settings.random_share
+        sessions.served.uniform[rows] = 1.0 if whole else served.random_share
         same[rows] = alone.settings == target.settings and alone.model is target.model
         horizon = max(horizon, target.settings.horizon)
         for rule, version in (sessions.served, alone), (sessions.target, target):

@@ -12,14 +12,14 @@ the start. Its estimate comes from one of three sources:
 - *given*: one version from a file, for every session. If it has learned from this log, its revenue is slightly
   overestimated.
 
-The target has no warm-up and no `random_share`: the policy alone is evaluated.
+The target has no warm-up, no `random_share` and no control group: the policy alone is evaluated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from worker.bandit.policies import policy_named
 from worker.errors import FailedError, InputError
@@ -60,6 +60,10 @@ def find_estimates(log: OrderedLog, change: Change) -> tuple[Estimates, str]:
     return (lambda served, time: served), "as served"
 
 
+#: Settings by which the policy plans every session.
+ALONE: Final[dict[str, Any]] = {"warmup": 0, "random_share": 0.0, "control_share": 0.0, "max_loss": 0.0}
+
+
 def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any]) -> Parameters:
     """Return an estimate under changed settings, with the arms and prices of the version that served."""
     if served.settings.dim != estimate.settings.dim:
@@ -68,7 +72,7 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
         raise InputError("the parameters and the log have different features of contexts or ads")
     if served.settings.repeats != estimate.settings.repeats:
         raise InputError("the parameters and the log differ in whether a session may show an arm twice")
-    changed = replace(estimate.settings, **settings, warmup=0, random_share=0.0)
+    changed = replace(estimate.settings, **settings, **ALONE)
     if changed.horizon > served.settings.horizon:
         raise FailedError(
             f"a horizon of {changed.horizon} cannot be evaluated: version {served.version} of the log served at most "
@@ -79,6 +83,7 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
         arms=served.arms,
         model=align(estimate.model, estimate.arms, served.arms, settings=estimate.settings),
         answers=align_answers(estimate, served.arms, estimate.settings),
+        guarded=False,
     )
     return under(changed, aligned)
 

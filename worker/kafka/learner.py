@@ -12,12 +12,11 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from time import monotonic
 from typing import Final
 
-import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from worker.errors import FailedError
@@ -29,7 +28,7 @@ from worker.kafka.parameters import PublishedParameters, Received, published_ver
 from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
 from worker.runtime.child import report
-from worker.runtime.learner_process import LearnerStatus
+from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
 from worker.runtime.memory import collect_garbage_rarely
 from worker.stream.encoding import encode_episode
 from worker.stream.events import Tag
@@ -43,13 +42,6 @@ from worker.stream.versions import RoundedError, version_key
 
 log = logging.getLogger(__name__)
 
-#: How much lower the priority of the learner is: users wait for decisions, not for versions. Small, because a process
-#: gets a share of a busy core that falls by a fifth with every step: 39 % with 2, 10 % with 10.
-NICE: Final = 2
-#: Seconds without records after which the process reports all the same.
-REPORT_INTERVAL: Final = 5.0
-#: Records that are folded in one go.
-MOST_RECORDS: Final = 5000
 #: The broker waits for this much of the journal, or this long: a round trip for a few records is expensive, and
 #: versions are not urgent. But the records of a longer wait are folded in one go, and serving on the same cores waits
 #: meanwhile: with 250 ms the p99 of decisions was 87 instead of 52 ms (27,500 events/s on two cores).
@@ -149,12 +141,10 @@ class JournalPublisher:
             log.warning("an order was refused: %s", refusal.reason)
         # Episodes first: if the process ends in between, the next learner folds the window again and repeats them. The
         # other way round they would be lost.
-        episodes = []
         for episode in outcome.episodes:
             if episode.rejected is not None:
                 log.error("the window to %d gave no version: %s", episode.window_end, episode.rejected)
-            episodes.append(encode_episode(episode))
-            write(self._producer, self._topics.episodes, episodes[-1], b"%d" % episode.version)
+            write(self._producer, self._topics.episodes, encode_episode(episode), b"%d" % episode.version)
         tags = deque(outcome.tags)
         for version in outcome.versions:
             # A learner that resumes from this version does not read the tags before it again.
@@ -176,7 +166,7 @@ class JournalPublisher:
                 self.published.wants(version)  # raises
         for _, tag in tags:
             self._tag(tag, outcome.troubles)
-        self._report(learner, position, outcome, episodes)
+        self._report(learner, position, outcome)
 
     def _write(self, version: Parameters) -> None:
         """Write a version, and take all that is in the topic by then."""
@@ -198,19 +188,9 @@ class JournalPublisher:
         self._parameters_position += 1
         self.published.take([Received(offset=written.offset(), timestamp=written.timestamp()[1], parameters=version)])
 
-    def _report(self, learner: Learner, position: int, outcome: Outcome, episodes: Sequence[bytes] = ()) -> None:
+    def _report(self, learner: Learner, position: int, outcome: Outcome) -> None:
         self._reported = monotonic()
-        raw = tuple(map(msgspec.Raw, episodes))
-        report(
-            LearnerStatus(
-                position=position,
-                watermark=learner.watermark.time,
-                slowest=learner.watermark.slowest,
-                late=outcome.late,
-                episodes=raw,
-                troubles=tuple(outcome.troubles),
-            )
-        )
+        report(LearnerStatus.of(learner, position, outcome))
 
     def keep(self, troubles: Troubles) -> None:
         """Add the last versions to the history. A failure delays it and nothing else: the next version repeats it."""

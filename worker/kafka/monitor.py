@@ -18,9 +18,8 @@ from worker.kafka.connection import reason_of
 from worker.kafka.partitions import Partitions
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.learner_process import LearnerProcess, LearnerStatus
+from worker.runtime.learner_process import LearnerProcess
 from worker.runtime.watch import CatalogueCheck, different
-from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import ONLY_PARTITION
@@ -123,19 +122,6 @@ class WorkerMonitor:
 
 def _time(milliseconds: int) -> str:
     return datetime.fromtimestamp(min(milliseconds // 1000, _LAST), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def count_report(metrics: Metrics, status: LearnerStatus) -> None:
-    """Count the episodes, late records and troubles of the learner, and note the watermark."""
-    if status.late:
-        metrics.late(status.late)
-    for kind, times, example in status.troubles:
-        metrics.troubles.add(kind, example, times)
-    for episode in status.episodes:
-        metrics.episode(decode_episode(bytes(episode)))
-    metrics.rounded(status.rounded)
-    if status.watermark:
-        metrics.watermark(status.watermark)
 
 
 class Lasting:

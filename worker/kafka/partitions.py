@@ -284,11 +284,10 @@ class Partitions:
 
     def check_accounts(self) -> None:
         """Compare the counters with the session tables, while no sessions are being restored."""
-        imbalances = self._metrics.census(
+        wrong = self._metrics.census(
             open_sessions=sum(serving.open_sessions for serving in self.servings.values()),
             parked=sum(serving.parked for serving in self.servings.values()),
         )
-        wrong = {name: value for name, value in imbalances.items() if value}
         if wrong:
             log.error("the accounts do not balance: %s", wrong)
 

@@ -8,14 +8,14 @@ from functools import partial
 from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
-from worker.kafka.monitor import WorkerMonitor, count_report
+from worker.kafka.monitor import WorkerMonitor
 from worker.kafka.parameters import PublishedParameters, VersionReader, published_versions
 from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version, topics_at_start
 from worker.metrics import CONSUMED, Metrics
-from worker.runtime.learner_process import LearnerProcess
+from worker.runtime.learner_process import LearnerProcess, count_report
 from worker.runtime.memory import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.supervision import supervised
 from worker.runtime.watch import CatalogueCheck

@@ -38,7 +38,7 @@ CLICK: Final = 4
 FACT: Final = 5  # feedback in the journal
 
 #: Topics whose records are counted and not read again.
-_COUNTED: Final = ("episodes", "dead-letters")
+_COUNTED: Final = ("dead-letters",)
 
 #: Dead letters for these reasons were valid records, and the journal has them.
 _JOURNALED: Final = frozenset([b"arm-mismatch", b"position", b"parked-overflow"])
@@ -62,11 +62,15 @@ _INSERT: Final = """
     INSERT INTO records (topic, partition, offset, line, timestamp, time, kind, value) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT DO NOTHING
 """
-_ENTRIES: Final = """
-    SELECT time, kind, partition, offset, line, timestamp, ifnull(value, x'') FROM records
-    WHERE time IS NOT NULL AND (topic, partition, offset) NOT IN (SELECT topic, partition, offset FROM dead)
-    ORDER BY time, kind, partition, offset
+_LIVING: Final = """
+    FROM records WHERE time BETWEEN ? AND ?
+    AND (topic, partition, offset) NOT IN (SELECT topic, partition, offset FROM dead)
 """
+_COLUMNS: Final = "SELECT time, kind, partition, offset, line, timestamp, ifnull(value, x'')"
+_ENTRIES: Final = f"{_COLUMNS} {_LIVING} ORDER BY time, kind, partition, offset"
+#: Rows are mixed by a multiplication, so that a sample has no rhythm of the lines.
+_SAMPLE: Final = f"{_COLUMNS} {_LIVING} AND kind = ? AND row * 2654435761 % {1 << 32} < ? ORDER BY time"
+_SPAN: Final = f"SELECT count(*), min(time), max(time) {_LIVING} AND kind = ?"
 _JOURNAL: Final = f"""
     SELECT offset, ifnull(value, x''), timestamp FROM records
     WHERE topic = 'journal' AND partition = {ONLY_PARTITION} AND offset >= ? ORDER BY offset
@@ -216,13 +220,38 @@ class OrderedLog:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def entries(self, title: str) -> Iterator[Entry]:
+    def entries(self, title: str, first: int = 0, last: int = MOST) -> Iterator[Entry]:
         """Yield arrivals, clicks, decisions, and `opened` and feedback of the journal, by time; without the dead.
 
-        This is a stage of the work with this title.
+        This is a stage of the work with this title. With times, only entries from `first` to `last`.
         """
         with self.stage(title, self.entry_count) as bar:
-            yield from ticking(map(Entry._make, self._rows(_ENTRIES)), bar)
+            yield from ticking(map(Entry._make, self._rows(_ENTRIES, first, last)), bar)
+
+    def openings(self, first: int = 0, last: int = MOST) -> tuple[int, int, int]:
+        """Return how many sessions were opened from `first` to `last`, and the times of the first and last of them."""
+        count, earliest, latest = next(self._rows(_SPAN, first, last, self._opening))
+        return count, earliest or 0, latest or 0
+
+    def sample(self, most: int, first: int, last: int) -> Iterator[Entry]:
+        """Yield about `most` openings from `first` to `last`, evenly spread; all of them if they are fewer."""
+        bound = (most << 32) // max(1, self.openings(first, last)[0])
+        return map(Entry._make, self._rows(_SAMPLE, first, last, self._opening, bound))
+
+    @property
+    def _opening(self) -> int:
+        """The kind of entry that opens a session; without a journal, it is the arrival."""
+        return OPENED if self.counts["journal"] else ARRIVAL
+
+    def values(self, topic: str) -> Iterator[bytes]:
+        """Yield the values of a topic with one partition, by offset."""
+        rows = self._rows("SELECT ifnull(value, x'') FROM records WHERE topic = ? ORDER BY offset", topic)
+        return (value for (value,) in rows)
+
+    def journal_record(self, offset: int) -> bytes:
+        """Return a record of the journal; nothing if the log does not have it."""
+        query = "SELECT ifnull(value, x'') FROM records WHERE topic = 'journal' AND partition = ? AND offset = ?"
+        return next((value for (value,) in self._rows(query, ONLY_PARTITION, offset)), b"")
 
     def journal_records(self, since: int = 0) -> Iterator[JournalRecord]:
         """Yield the journal, (offset, value, timestamp), by offset, from an offset on."""
@@ -243,7 +272,7 @@ class OrderedLog:
         if piece:
             yield piece
 
-    def _rows(self, query: str, *given: int) -> Iterator[Any]:
+    def _rows(self, query: str, *given: int | str) -> Iterator[Any]:
         try:
             for row in self._database.execute(query, given):  # noqa: UP028 - or it is closed twice
                 yield row

@@ -21,6 +21,8 @@ from typing import Final
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Mode, Opened
+from worker.stream.session import answered
+from worker.stream.settings import LearningSettings
 
 UNLIMITED: Final = Limits(
     max_record_bytes=MOST,
@@ -59,6 +61,19 @@ class SessionTrace:
         """All feedback; most of it is in the journal and in the clicks."""
         yield from self.facts
         yield from self.clicks
+
+    def answered(self, slate: tuple[str, ...], settings: LearningSettings) -> tuple[int, bool]:
+        """Return how many displays of the slate count, and whether the last of them was clicked.
+
+        Feedback of the journal counts or, of a session that the journal has not opened, that of the clicks.
+        """
+        return answered(
+            slate,
+            self.facts if self.openings else self.clicks,
+            whole_slate=settings.unanswered == "passed",
+            first=self.arrived_at,
+            last=self.arrived_at + settings.session_timeout,
+        )
 
 
 def opening(arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> Opened:

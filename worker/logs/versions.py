@@ -22,7 +22,9 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
 
+import msgspec
 import orjson
+from msgspec import Struct
 
 from worker.errors import ParametersError
 from worker.logs.findings import Findings, Mismatch
@@ -32,9 +34,21 @@ from worker.stream.features import ContextEncoder, FormerFeatures
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
+from worker.stream.version_records import ArmRecord
 from worker.stream.versions import KEPT
 
 PLANNERS: Final = 16  # planners kept in memory
+
+
+class VersionHead(Struct, frozen=True, kw_only=True):
+    """The fields of a version that need no model: cheap to read."""
+
+    arms: tuple[ArmRecord, ...]
+    made_at: int
+    kept: float
+
+
+_decode_head: Final = msgspec.json.Decoder(VersionHead).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +123,30 @@ class RecordedVersions:
 
     def read(self, version: int, record: PublishedVersion | None = None) -> Parameters:
         """Return a version from one of its records, by default the first."""
-        record = record or self.known[version].records[0]
+        return decode_parameters(self._value(record or self.known[version].records[0]))
+
+    def head(self, version: int) -> VersionHead:
+        """Return the arms and times of a version."""
+        return _decode_head(self._value(self.known[version].records[0]))
+
+    def _value(self, record: PublishedVersion) -> bytes:
         try:
             (value,) = self._database.execute("SELECT value FROM records WHERE row = ?", [record.row]).fetchone()
         except sqlite3.Error as error:
             raise cannot_sort(error) from None
-        return decode_parameters(value)
+        return bytes(value)
+
+    def nearest(self, version: int) -> int:
+        """Return a version or, if the log does not have it, the newest one before it; else the oldest one.
+
+        >>> versions = RecordedVersions(Findings(), sqlite3.connect(""))
+        >>> versions.known = dict.fromkeys((3, 7))
+        >>> [versions.nearest(version) for version in (1, 3, 6, 9)]
+        [3, 3, 3, 7]
+        """
+        if version in self.known:
+            return version
+        return max((known for known in self.known if known < version), default=min(self.known))
 
     def read_with_history(self, version: int, record: PublishedVersion | None = None) -> list[Parameters]:
         """Return a version with those before it that a learner needs, as far as the log has them, the oldest first."""

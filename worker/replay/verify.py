@@ -105,9 +105,13 @@ class DecisionAudit:
         for version, group in groups.items():
             arrivals = [arrival for _, arrival in group]
             contexts = [pack_context(arrival.context) for arrival in arrivals]
-            slates = self._versions.planner(version).plan(arrivals, contexts)
-            for (trace, _), slate in zip(group, slates, strict=True):
-                planned.setdefault((trace, version), []).append(slate)
+            planner = self._versions.planner(version)
+            # The journal does not name users: without its arrival, a session may be in either group.
+            nameless = planner.parameters.settings.control_share and any(not trace.arrivals for trace, _ in group)
+            for share in (None, 0.0, 1.0) if nameless else (None,):
+                for (trace, _), slate in zip(group, planner.plan(arrivals, contexts, control_share=share), strict=True):
+                    if share is None or not trace.arrivals:
+                        planned.setdefault((trace, version), []).append(slate)
         return planned
 
     def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:

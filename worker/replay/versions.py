@@ -152,7 +152,7 @@ class FoldAudit:
         if following is not None and following.parent_sha256 == sha256:
             return True
         # The recorded content, at the computed position in the journal.
-        names = ("window_end", "journal_offset", "resume_offset", "progress", "accounts")
+        names = ("window_end", "journal_offset", "resume_offset", "progress", "accounts", "lift")
         position = {name: getattr(made, name) for name in names}
         self._kept[number] = replace(there, **position)
         return False

@@ -14,22 +14,15 @@ import msgspec
 
 from worker.embedded.state import StateView
 from worker.runtime.child import report
-from worker.runtime.learner_process import LearnerStatus
+from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
 from worker.runtime.settings import ProcessSettings
 from worker.serve.settings import ServeSettings
-from worker.stream.encoding import encode_episode
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import decode_parameters
 from worker.stream.version_records import encode_parameters
 
-#: How much lower the priority of this process is; see `worker.kafka.learner`.
-NICE: Final = 2
 #: Seconds between two looks at the journal; a report of every few records would keep both processes busy.
 PAUSE: Final = 0.25
-#: Seconds without records after which the process reports all the same.
-REPORT_INTERVAL: Final = 5.0
-#: Records that are folded in one go.
-MOST_RECORDS: Final = 5_000
 
 
 class JournalFolder:
@@ -57,13 +50,8 @@ class JournalFolder:
     def status(self, outcome: Outcome | None = None) -> LearnerStatus:
         """Return a report, of what came of some records."""
         outcome = outcome or Outcome()
-        return LearnerStatus(
-            position=self._position,
-            watermark=self._learner.watermark.time,
-            slowest=self._learner.watermark.slowest,
-            late=outcome.late,
-            episodes=tuple(msgspec.Raw(encode_episode(episode)) for episode in outcome.episodes),
-            troubles=tuple(outcome.troubles),
+        return msgspec.structs.replace(
+            LearnerStatus.of(self._learner, self._position, outcome),
             versions=tuple(msgspec.Raw(encode_parameters(parameters)) for parameters in outcome.versions),
             tags=tuple(outcome.tags),
             refused=tuple((refusal.offset, refusal.reason) for refusal in outcome.refusals),

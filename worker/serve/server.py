@@ -12,7 +12,7 @@ from worker.embedded.state import StateFolder
 from worker.errors import AdcascadeError, FailedError
 from worker.http.server import http_server
 from worker.metrics import Metrics
-from worker.runtime.learner_process import LearnerProcess, LearnerStatus
+from worker.runtime.learner_process import LearnerProcess, LearnerStatus, count_report
 from worker.runtime.memory import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.watch import CatalogueCheck
 from worker.serve.control import SOCKET, OrderDesk
@@ -133,18 +133,11 @@ class Server:
     async def _on_status(self, status: LearnerStatus) -> None:
         """Keep what was learned, then serve by it."""
         metrics = self._metrics
-        if status.late:
-            metrics.late(status.late)
-        for kind, times, example in status.troubles:
-            metrics.troubles.add(kind, example, times)
-        if status.watermark:
-            metrics.watermark(status.watermark)
+        count_report(metrics, status)
         refused = list(status.refused)
         if status.versions or status.episodes or status.tags:
             lesson = await asyncio.to_thread(decoded_lesson, status)  # a large version takes a while
             refused += await self._runner.keep(lesson)
-            for episode, _ in lesson.episodes:
-                metrics.episode(episode)
             for version in lesson.versions:
                 self._learn(version)
         self._desk.report(status.position, refused)

@@ -8,6 +8,7 @@ usually bring in the revenue of ten of its clicks. An ad that pays much and is r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -61,7 +62,7 @@ class _Table:
     def __init__(self, parameters: Parameters) -> None:
         self._arms, self._accounts = parameters.arms, parameters.accounts
         self.total, self._today = (sums.of(len(self._arms)) for sums in (self._accounts.total, self._accounts.today))
-        self.reasons = _reasons(parameters, self.total)
+        self.reasons = reasons(parameters, self.total)
         self.order: Ints = np.argsort(-self.total[ROWS.index("revenue")], kind="stable")
         counted = self._accounts.total.sessions > 0
         #: The time that the figures are of, in milliseconds, and the day, UTC.
@@ -86,16 +87,16 @@ class _Table:
             "reward": arm.reward,
             "active": arm.active,
             **({"features": dict(arm.features)} if arm.features else {}),
-            "total": _figures(self.total[:, index], self._accounts.total.sessions),
-            "today": _figures(self._today[:, index], self._accounts.today.sessions),
+            "total": figures(self.total[:, index].tolist(), self._accounts.total.sessions),
+            "today": figures(self._today[:, index].tolist(), self._accounts.today.sessions),
             "note": self.reasons.get(index, few),
             "does_badly": index in self.reasons,
         }
 
 
-def _figures(sums: Floats, sessions: int) -> dict[str, float | None]:
-    """Return the figures of an ad over some sessions; a share of nothing is None."""
-    displays, clicks, revenue, answered, explored = sums.tolist()
+def figures(sums: Sequence[float], sessions: float) -> dict[str, float | None]:
+    """Return the figures of an ad by its sums, those of `ROWS`, over some sessions; a share of nothing is None."""
+    displays, clicks, revenue, answered, explored = sums
     return {
         "displays": displays,
         "clicks": clicks,
@@ -107,8 +108,8 @@ def _figures(sums: Floats, sessions: int) -> dict[str, float | None]:
     }
 
 
-def _reasons(parameters: Parameters, sums: Floats) -> dict[int, str]:
-    """Return why active ads do badly, by index."""
+def reasons(parameters: Parameters, sums: Floats) -> dict[int, str]:
+    """Return why active ads do badly by their sums, (5, K), by index."""
     displays, clicks, revenue, *_ = sums
     active = np.array([arm.active for arm in parameters.arms], dtype=bool)
     judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS))

@@ -74,8 +74,8 @@ def predict(model: ClickModel, data: Observations, kinds: Ints) -> Predicted:
 
 
 def kind_of(plan: SessionPlan) -> int:
-    """Return the index in `SESSIONS` of the kind of a session: drawn uniformly, or chosen."""
-    return int(plan.exploring and not plan.explored)
+    """Return the index in `SESSIONS` of the kind of a session."""
+    return 2 if plan.control else int(plan.exploring and not plan.explored)
 
 
 # ── ratios ───────────────────────────────────────────────────────────────────────────────────────────────────────────

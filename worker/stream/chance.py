@@ -9,6 +9,7 @@ The learner folds at most `learn_at_most` sessions per window, about. Beyond tha
 
 - Every fold publishes two shares from the counts of its window: of the sessions that explore, and of the others.
   Exploring ones come first, because they teach the most. Slates drawn uniformly count as exploring.
+- The control group is journaled whole, and comes on top of the budget: it is small, and what it earns is measured.
 - A session is journaled iff its number is below the share of its slate under the version that planned it. Context and
   slate decide, never the answers. So the estimate needs no weights (docs/math.md §11).
 - A session that is uncertain (`serving.py`) is journaled in any case: an earlier owner may have journaled it without
@@ -43,6 +44,15 @@ def lottery(salt: str, session_id: str) -> float:
     True
     """
     return _number(salt, session_id, b"share")
+
+
+def control_number(salt: str, unit: str) -> float:
+    """Return the number that selects a unit, a user or else a session, for the control group.
+
+    >>> control_number("salt", "a") != lottery("salt", "a")
+    True
+    """
+    return _number(salt, unit, b"control")
 
 
 def journal_number(salt: str, session_id: str) -> float:
@@ -142,7 +152,9 @@ class Shares(NamedTuple):
             raise InputError(f"shares must be above 0 and at most 1, not {tuple(self)}")
 
     def of_slate(self, modes: Collection[Mode]) -> float:
-        """Return the share of the sessions with such a slate."""
+        """Return the share of the sessions with such a slate; the control group is journaled whole."""
+        if "control" in modes:
+            return 1.0
         return self.exploring if is_exploring(modes) else self.others
 
 

@@ -35,9 +35,11 @@ TOPICS: Final = (
     "dead-letters",
 )
 
-Mode: TypeAlias = Literal["warmup", "random", "fallback", "explore", "exploit", "none", "imported"]
+Mode: TypeAlias = Literal[
+    "warmup", "random", "fallback", "control", "guarded", "explore", "exploit", "none", "imported"
+]
 
-#: How an arm was chosen. The first three hold for a whole session, `explore` and `exploit` per position; `none` means
+#: How an arm was chosen. The first five hold for a whole session, `explore` and `exploit` per position; `none` means
 #: that no arm was eligible. Another system's choice is `imported`: only logs have it (`adcascade import`).
 MODES: Final[tuple[Mode, ...]] = tuple(mode for mode in get_args(Mode) if mode != "imported")
 
@@ -117,8 +119,9 @@ ArmId: TypeAlias = Annotated[str, described("Id of an arm (an ad). Its length is
 SelectionMode: TypeAlias = Annotated[
     Mode,
     described(
-        "Selection mode of the arm. warmup, random and fallback apply to a whole session, explore and exploit to one "
-        "position. none: no arm was eligible. imported: another system chose it (only in logs of adcascade import)."
+        "Selection mode of the arm. warmup, random, fallback, control (the control group) and guarded (the guardrail) "
+        "apply to a whole session, explore and exploit to one position. none: no arm was eligible. imported: another "
+        "system chose it (only in logs of adcascade import)."
     ),
 ]
 ServedBy: TypeAlias = Annotated[Count, described("Version of the parameters that planned the slate.")]

@@ -12,8 +12,8 @@ Rules that hold in this file:
   of them in the ranks (`chance.py`). N = sessions of this window, t = the episode that comes,
   folds so far + 1: M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t
   among the window's own contexts under the new estimate (docs/math.md §5). Where several have that very score, a share
-  of them explores. Sessions drawn at random (`random_share`) explore nothing, so the rank is scaled up to the share of
-  the others.
+  of them explores. Sessions of the control group and those drawn at random (`random_share`) explore nothing, so the
+  rank is scaled up to the share of the others.
 - How well the parent predicted the window, and what it may miss, are summed before anything is learned
   (`calibration.py`, `misfit.py`).
 - Answers are counted for every window that makes a version (`answers.py`), and fade as the estimate does.
@@ -104,7 +104,11 @@ def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None =
                 expected_sessions=window.sessions,
                 explore_budget=explore_budget(window.sessions, clock + 1, settings.horizon_episodes),
                 answers=_answers(parent, window, fit.kept),
-                shares=Shares.of(sessions=window.sessions, exploring=window.exploring, at_most=settings.learn_at_most),
+                shares=Shares.of(
+                    sessions=window.sessions - window.controlled,
+                    exploring=window.exploring,
+                    at_most=settings.learn_at_most,
+                ),
             )
             folded = replace(folded, radius=_radius(folded, data), **_compared(parent, predicted, fit.kept))
             return with_thresholds(folded, window.plans, window.weights, window.sessions), fit.steps
@@ -206,7 +210,7 @@ def with_thresholds(
     A threshold is τ_h, a tie the share of the sessions with exactly that score that explore; no ties if all do.
     """
     settings = parameters.settings
-    planner, planned_for = parameters.planner(), sessions * (1 - settings.random_share)
+    planner, planned_for = parameters.planner(), sessions * settings.planned_share
     everybody = (0.0,) * settings.horizon
     if planner is None or not policy_named(settings.policy).is_selective or parameters.explore_budget >= planned_for:
         return replace(parameters, thresholds=everybody, ties=())

@@ -179,7 +179,7 @@ class SessionPlan(Struct, frozen=True, gc=False):
 
     `context` and `exclude` are packed; `explored` has a byte per position of the slate, 1 if it explored, and is empty
     if none did; `exploring` says whether it counts as exploring for the budget of learning; `share` is that of such
-    sessions in the journal.
+    sessions in the journal; `control` says whether it is in the control group.
     """
 
     parameters_version: int
@@ -189,6 +189,7 @@ class SessionPlan(Struct, frozen=True, gc=False):
     explored: bytes
     exploring: bool = False
     share: float = 1.0
+    control: bool = False
 
 
 #: Plans by session id and arrival; None for a session that is uncertain.
@@ -203,7 +204,7 @@ class ClosedWindow:
 
     Parameters
     ----------
-    plans, slates : plan and slate of each of the n sessions
+    keys, plans, slates : id and arrival, plan and slate of each of the n sessions
     rows, positions, codes, clicked : per display that was answered, its session (an index into `plans`), its position
         from 1, its arm, and whether it was clicked
     unanswered_rows, unanswered_positions, unanswered_codes : session, position and arm of each display that was shown
@@ -215,6 +216,7 @@ class ClosedWindow:
 
     start: int
     end: int
+    keys: list[tuple[str, int]]
     plans: list[SessionPlan]
     slates: SlateColumns
     rows: Ints
@@ -232,6 +234,11 @@ class ClosedWindow:
     def sessions(self) -> int:
         """The number of all sessions, whether or not they are journaled and learned from."""
         return max(len(self.plans) + self.uncertain, self.opened)
+
+    @property
+    def controlled(self) -> int:
+        """The number of sessions of the control group."""
+        return sum(plan.control for plan in self.plans)
 
     @property
     def exploring(self) -> float:
@@ -274,6 +281,7 @@ def closed_window(
     return ClosedWindow(
         start=start,
         end=end,
+        keys=keys,
         plans=plans,
         slates=slates,
         rows=rows,

@@ -14,7 +14,8 @@ Rules that hold in this file (docs/design.md §4 and §5):
   they change nothing.
 - **Position** of a version in the journal: `window_end`, before which everything is closed; `journal_offset`, the
   record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
-  `progress`, the highest of each partition; `accounts`, the sums of all closed windows per ad (`accounts.py`).
+  `progress`, the highest of each partition; the sums of all closed windows per ad (`accounts.py`), and those of the
+  comparison with the control group (`lift.py`), by which every version decides whether it is guarded.
 - **Restart**: read from resume_offset; up to journal_offset take only `opened`, `feedback` and the counts of sessions
   of open windows; then close every window that is due by the loaded progress (one may have been due when the version
   was made); then take everything.
@@ -36,6 +37,7 @@ from typing import Final, TypeAlias
 from worker.errors import EstimationError, FailedError
 from worker.kernels import fingerprint
 from worker.stream.catalogue import Refusal, carry_out, under
+from worker.stream.comparison import compared, popular
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.episodes import episode_of
 from worker.stream.events import (
@@ -129,7 +131,7 @@ class Learner:
 
     def _start(self, loaded: Parameters) -> None:
         self._configured = continued(self._configured, loaded.settings)
-        self._current, self._accounts = loaded, loaded.accounts
+        self._current, self._accounts, self._lift = loaded, loaded.accounts, loaded.lift
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
         #: How far the partitions have come, and what waits for windows to be closed.
@@ -276,6 +278,8 @@ class Learner:
             end, session_timeout=settings.session_timeout, whole_slates=settings.unanswered == "passed"
         )
         self._accounts = self._accounts.plus(window, parent, self._kept)
+        with one_thread():
+            self._lift = compared(self._lift, window, settings, parent, self._kept)
         if not window.plans:
             return
         kept, steps, rejected = dict(self._kept), None, None
@@ -296,8 +300,12 @@ class Learner:
 
     def _make(self, candidate: Parameters, offset: int, effective_at: int, outcome: Outcome) -> None:
         """Give a version its number and position in the journal, and make it the current one."""
+        settings, lift = candidate.settings, self._lift
+        by_popularity = settings.control_share and settings.control == "popular"
         made = replace(
             self._at_position(candidate, offset),
+            guarded=lift is not None and lift.exceeds(settings.max_loss, settings.guardrail_sessions),
+            popular=popular(self._accounts, len(candidate.arms)) if by_popularity else (),
             model=rounded(candidate.model, intercept=candidate.settings.intercept),
             version=self._current.version + 1,
             parent_sha256=self._current.sha256,
@@ -328,6 +336,7 @@ class Learner:
             resume_offset=offset + 1 if needed is None else needed,
             progress=self.watermark.by_partition(),
             accounts=self._accounts,
+            lift=self._lift,
         )
 
     def _set_current(self, parameters: Parameters, outcome: Outcome) -> None:

@@ -42,6 +42,7 @@ from worker.stream.contexts import (
     without_gaps,
 )
 from worker.stream.features import FormerFeatures
+from worker.stream.lift import Lift
 from worker.stream.misfit import Misfit
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, is_number
 from worker.stream.version_records import (
@@ -65,7 +66,8 @@ NEVER: Final = 1e300
 class Parameters:
     """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
 
-    `accounts` are the sums per ad of all windows that were closed when it was made.
+    `accounts` are the sums per ad of all windows that were closed when it was made, `lift` is the comparison with the
+    control group in them. `guarded` versions do not explore. `popular` are the arms by falling revenue per display.
     `calibration` and `misfit` are sums of how well clicks were predicted, and of what the model may miss.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
     the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
@@ -91,6 +93,9 @@ class Parameters:
     resume_offset: int = 0
     progress: Mapping[int, int] = field(default_factory=dict)
     accounts: Accounts = field(default=NOTHING, repr=False)
+    lift: Lift | None = field(default=None, repr=False)
+    guarded: bool = False
+    popular: tuple[int, ...] = ()
     calibration: Calibration = field(default_factory=Calibration, repr=False)
     misfit: Misfit | None = field(default=None, repr=False)
     frozen: bool = False
@@ -133,6 +138,8 @@ class Parameters:
         # orjson would write null for a number that is not finite.
         if not all(map(is_number, (*self.thresholds, *self.ties, self.radius))):
             raise ParametersError("a threshold or the confidence radius is not finite")
+        if max(self.popular, default=-1) >= len(self.arms):
+            raise ParametersError("an arm of the order by popularity is not in the catalogue")
         if self.answers is not None:
             shape = (self.settings.horizon, len(self.arms))
             if self.answers.displayed.shape != shape:
@@ -203,6 +210,11 @@ class Parameters:
     def is_warming_up(self) -> bool:
         """Whether slates are drawn at random until enough is learned; a fixed order does not wait for that."""
         return self.folds < self.settings.warmup and policy_named(self.settings.policy) is not Fixed
+
+    @property
+    def random_share(self) -> float:
+        """The share of the sessions that are drawn at random; none under the guardrail."""
+        return 0.0 if self.guarded else self.settings.random_share
 
     @property
     def awaits_standardisation(self) -> bool:
@@ -418,6 +430,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         standardisation=standardisation,
         pending=pending,
         accounts=NOTHING if record.accounts is UNSET else Accounts.read(record.accounts, len(record.arms)),
+        lift=None if record.lift is UNSET else Lift.read(record.lift),
         calibration=calibration,
         misfit=misfit,
         former=None if record.former_features is UNSET else record.former_features,

@@ -21,6 +21,8 @@ from worker.stream.features import LONGEST_NAME, TAKEN, Features, listed, widest
 #: What a display without feedback means: the user left without a click, or saw it and passed.
 UNANSWERED = ("left", "passed")
 ANSWERS = ("learned", "all")
+#: What sessions of the control group get; see `slates.py`.
+CONTROLS = ("fixed", "popular", "random", "greedy")
 _NUMBERS = (int, float)
 #: What to do where nothing says what a context is.
 NO_CONTEXT = (
@@ -90,6 +92,8 @@ class LearningSettings:
     how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
     "auto". `answers`: whether the rates at which users go on are learned, or all go on. `learn_at_most`: sessions per
     window that are learned from, about; 0: all. `order`: ids of the arms that the policy fixed shows first.
+    `control_share` is that of the control group, and `control` what it gets (`slates.py`). `max_loss` is the loss of
+    revenue, as a share, beyond which exploration stops, 0: none; not before `guardrail_sessions` are compared.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
@@ -119,6 +123,15 @@ class LearningSettings:
     features: Features | None = None
     learn_at_most: int = 300_000
     order: tuple[str, ...] = ()
+    control_share: float = 0.0
+    control: str = CONTROLS[0]
+    max_loss: float = 0.0
+    guardrail_sessions: int = 1_000
+
+    @property
+    def planned_share(self) -> float:
+        """The share of the sessions that the policy plans: neither in the control group nor drawn at random."""
+        return (1 - self.control_share) * (1 - self.random_share)
 
     @property
     def model_dim(self) -> int:
@@ -149,7 +162,7 @@ class LearningSettings:
         check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
 
     def _check_numbers(self) -> None:
-        for name in ("epsilon", "random_share", "spread", "forgetting", "ridge", "beta"):
+        for name in ("epsilon", "random_share", "control_share", "max_loss", "spread", "forgetting", "ridge", "beta"):
             value, word = getattr(self, name), _WORDS.get(name)
             if word is not None and isinstance(value, str):
                 if value != word:
@@ -158,15 +171,26 @@ class LearningSettings:
             if not is_number(value):
                 raise InputError(f"{name} must be a finite number, not {value!r}")
             object.__setattr__(self, name, float(value))
-        for name in ("epsilon", "random_share", "spread"):
+        for name in ("epsilon", "random_share", "control_share", "max_loss", "spread"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+        self._check_control()
         if not isinstance(self.forgetting, str) and not 0 < self.forgetting <= 1:
             raise InputError(f"forgetting must be auto, or above 0 and at most 1 (1: off), not {self.forgetting}")
         if self.ridge <= 0:
             raise InputError(f"ridge must be a finite number above zero, not {self.ridge}")
         if not isinstance(self.beta, str) and self.beta < 0:
             raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
+
+    def _check_control(self) -> None:
+        if self.control_share == 1:
+            raise InputError("control_share must be below 1: somebody has to see what adcascade chooses")
+        if self.control_share + self.random_share > 1:
+            raise InputError(
+                f"control_share {self.control_share} and random_share {self.random_share} add up to more than 1"
+            )
+        if self.max_loss and not self.control_share:
+            raise InputError("max_loss is measured by a control group: give control_share, 0.05 for instance")
 
 
 #: Words that a setting may have in place of a number.
@@ -180,6 +204,7 @@ _LEAST = {
     "session_timeout": 0,
     "lateness": 0,
     "learn_at_most": 0,
+    "guardrail_sessions": 0,
 }
 _CHOICES: Mapping[str, Collection[str]] = {
     "policy": POLICIES,
@@ -188,6 +213,7 @@ _CHOICES: Mapping[str, Collection[str]] = {
     "unanswered": UNANSWERED,
     "model": MODELS,
     "answers": ANSWERS,
+    "control": CONTROLS,
 }
 
 #: Names of the settings.

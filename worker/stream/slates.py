@@ -1,4 +1,15 @@
-"""From arrivals to slates of arm ids, under one version of the parameters."""
+"""From arrivals to slates of arm ids, under one version of the parameters.
+
+The control group (docs/math.md §15): a session is in it if the number of its unit, the user or else the session, is
+below `control_share`, whatever else may hold: also in the warm-up, under the guardrail, and if it would have been drawn
+at random. So each session is in the group with exactly this probability. It gets, with no regard to what is learned
+from the others,
+
+- `fixed`: the order of the settings, then that of the catalogue; `popular`: that of the version, by revenue;
+- `random`: any eligible arms; `greedy`: the best slate under the estimate of the same version.
+
+Under the guardrail nothing explores and nothing is drawn: all others get the best slate under the estimate.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +22,11 @@ from typing import NamedTuple
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats
+from worker.bandit.ordering import fixed_slates
 from worker.bandit.planning import Masked, Planner
-from worker.bandit.policies import Policy, Random, Slates, policy_named, random_slates
+from worker.bandit.policies import Greedy, Policy, Random, Slates, policy_named, random_slates
 from worker.errors import AdcascadeError, InputError
-from worker.stream.chance import lottery, session_uniforms, stable_keys
+from worker.stream.chance import control_number, lottery, session_uniforms, stable_keys
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
@@ -63,11 +75,17 @@ class SlatePlanner:
             nobody = Arrival(session_id="", occurred_at=0, context=())
             self._planned(None, [nobody], np.zeros((1, self.parameters.settings.dim)))
 
-    def plan(self, arrivals: Sequence[Arrival], contexts: Sequence[bytes]) -> list[Slate]:
-        """Plan a batch; `contexts` are the packed contexts of the arrivals. A slate depends on its arrival alone."""
+    def plan(
+        self, arrivals: Sequence[Arrival], contexts: Sequence[bytes], *, control_share: float | None = None
+    ) -> list[Slate]:
+        """Plan a batch; `contexts` are the packed contexts of the arrivals. A slate depends on its arrival alone.
+
+        `control_share` takes the place of that of the version: 0 for nobody, 1 for all.
+        """
         if not any(arm.active for arm in self.parameters.arms):
             return [_NOTHING] * len(arrivals)
-        parts = self._by_mode(arrivals)
+        share = self.parameters.settings.control_share if control_share is None else control_share
+        parts = self._by_mode(arrivals, share)
         if len(parts) == 1:
             return self._planned(parts[0][0], arrivals, stack_packed(contexts, self.parameters.settings.dim))
         slates = [_NOTHING] * len(arrivals)
@@ -78,38 +96,38 @@ class SlatePlanner:
                 slates[row] = slate
         return slates
 
-    def _by_mode(self, arrivals: Sequence[Arrival]) -> list[tuple[Mode | None, Sequence[int]]]:
-        """Split rows into sessions drawn at random as a whole, and sessions that the policy plans (None)."""
-        settings = self.parameters.settings
-        if self.parameters.is_warming_up:
-            rest: Mode | None = "warmup"
+    def _by_mode(self, arrivals: Sequence[Arrival], control_share: float) -> list[tuple[Mode | None, Sequence[int]]]:
+        """Split rows into sessions with one mode as a whole, and sessions that the policy plans (None)."""
+        settings, guarded = self.parameters.settings, self.parameters.guarded
+        random_share = self.parameters.random_share
+        if self.parameters.is_warming_up or guarded:
+            rest: Mode | None = "guarded" if guarded else "warmup"
         else:
             rest = "random" if policy_named(settings.policy) is Random else None
-        if not settings.random_share:
+        if not (control_share or random_share):
             return [(rest, range(len(arrivals)))]
-        drawn = [lottery(settings.salt, arrival.session_id) < settings.random_share for arrival in arrivals]
-        chosen = [row for row, hit in enumerate(drawn) if hit]
-        others = [row for row, hit in enumerate(drawn) if not hit]
-        return [(mode, rows) for mode, rows in (("random", chosen), (rest, others)) if rows]
+        parts: dict[Mode | None, list[int]] = {}
+        for row, arrival in enumerate(arrivals):
+            mode = rest
+            if control_share and control_number(settings.salt, arrival.user_id or arrival.session_id) < control_share:
+                mode = "control"
+            elif random_share and lottery(settings.salt, arrival.session_id) < random_share:
+                mode = "random"
+            parts.setdefault(mode, []).append(row)
+        return list(parts.items())
 
     def _planned(self, mode: Mode | None, arrivals: Sequence[Arrival], contexts: Floats) -> list[Slate]:
-        settings = self.parameters.settings
+        otherwise: Mode = "control" if mode == "control" else "fallback"
         try:
-            masked = self._masked(arrivals)
-            needed = mode is not None or self._policy.needs_chance
+            masked = self.masked([arrival.exclude for arrival in arrivals])
             names = [arrival.session_id for arrival in arrivals]
-            uniforms = session_uniforms(settings.salt, names, settings.horizon) if needed else None
             with np.errstate(all="ignore"):
                 contexts = self.parameters.prepared(contexts)
-                if mode is not None and uniforms is not None:
-                    slates = random_slates(self._planner, len(arrivals), uniforms[:, :, 1], masked)
-                else:
-                    keys = stable_keys(names, settings.salt) if settings.spread else None
-                    slates = self._policy.slates(self._planner, contexts, masked, uniforms, keys)
+                slates = self.slates(mode, names, contexts, masked)
                 values = self._planner.slate_values(contexts, slates.arms)
         except (AdcascadeError, ArithmeticError, ValueError, IndexError):
             # There is always an answer: under an unusable version, the ads with the highest rewards.
-            return [self.fallback(arrival) for arrival in arrivals]
+            return [self.fallback(arrival, otherwise) for arrival in arrivals]
         planned = self._named(mode, slates, values)
         # A row without an arm has no eligible arm, or scores that are not numbers.
         sound, first = np.isfinite(values), slates.arms[:, 0] != NO_ARM
@@ -117,14 +135,37 @@ class SlatePlanner:
             return planned
         doubtful = ~(sound.all(axis=1) & first)
         for row in np.flatnonzero(doubtful).tolist():
-            planned[row] = self.fallback(arrivals[row])
+            planned[row] = self.fallback(arrivals[row], otherwise)
         return planned
 
-    def _masked(self, arrivals: Sequence[Arrival]) -> Masked | None:
-        if not any(arrival.exclude for arrival in arrivals):
+    def slates(self, mode: Mode | None, names: Sequence[str], contexts: Floats, masked: Masked | None) -> Slates:
+        """Return the slates of sessions of one mode, by their ids and prepared contexts."""
+        settings, planner = self.parameters.settings, self._planner
+        how = settings.control if mode == "control" else mode
+        if how in ("fixed", "popular"):
+            return Slates.certain(fixed_slates(planner, len(names), self._control_order, masked), False)
+        if how in ("greedy", "guarded"):
+            return Greedy().slates(planner, contexts, masked)
+        needed = how is not None or self._policy.needs_chance
+        uniforms = session_uniforms(settings.salt, list(names), settings.horizon) if needed else None
+        if how is not None and uniforms is not None:
+            return random_slates(planner, len(names), uniforms[:, :, 1], masked)
+        keys = stable_keys(names, settings.salt) if settings.spread else None
+        return self._policy.slates(planner, contexts, masked, uniforms, keys)
+
+    @cached_property
+    def _control_order(self) -> tuple[int, ...]:
+        settings = self.parameters.settings
+        if settings.control == "popular":
+            return self.parameters.popular
+        return tuple(self.index[arm] for arm in settings.order if arm in self.index)
+
+    def masked(self, excluded: Sequence[Sequence[str]]) -> Masked | None:
+        """Return what each session must not show, by ids; None if nothing."""
+        if not any(excluded):
             return None
         index = self.index
-        return self._planner.masked([[index[arm] for arm in arrival.exclude if arm in index] for arrival in arrivals])
+        return self._planner.masked([[index[arm] for arm in arms if arm in index] for arms in excluded])
 
     def _named(self, mode: Mode | None, slates: Slates, values: Floats) -> list[Slate]:
         """Turn indices into ids."""
@@ -153,14 +194,13 @@ class SlatePlanner:
         active = (arm for arm in self.parameters.arms if arm.active)
         return [arm.arm for arm in sorted(active, key=lambda arm: -arm.reward)]
 
-    def fallback(self, arrival: Arrival) -> Slate:
+    def fallback(self, arrival: Arrival, mode: Mode = "fallback") -> Slate:
         """Return the eligible ads with the highest rewards: a slate without planning."""
         settings, excluded = self.parameters.settings, set(arrival.exclude)
         eligible = (arm for arm in self._highest_paying_first if arm not in excluded)
         arms = list(islice(eligible, settings.horizon))
         if settings.repeats:
             arms = arms[:1] * settings.horizon
-        mode: Mode = "fallback"
         return Slate(tuple(arms), (mode,) * len(arms), None, (0.0,) * len(arms))
 
 

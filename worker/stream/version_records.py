@@ -40,8 +40,9 @@ from worker.stream.events import (
     described,
 )
 from worker.stream.features import Features, FormerFeatures
+from worker.stream.lift import LiftRecord
 from worker.stream.packing import packed, unpacked
-from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm
+from worker.stream.settings import ANSWERS, CONTROLS, SETTINGS, UNANSWERED, Arm
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
     from worker.stream.parameters import Parameters
@@ -186,7 +187,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         str,
         described(
             "SHA-256, in hexadecimal, of all fields except itself, made_at, effective_at, window_end, the offsets, "
-            "progress, accounts and kernels.",
+            "progress, accounts, lift and kernels.",
             pattern="^[0-9a-f]{64}$",
         ),
     ]
@@ -202,6 +203,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         described("Highest progress of each partition."),
     ]
     accounts: AccountsRecord | UnsetType = UNSET
+    lift: LiftRecord | UnsetType = UNSET
     frozen: Annotated[bool, described("Whether learning is frozen.")]
     folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
     clock: Annotated[Amount, described("t of M_t: folds, less where new ads or a change set the clock back.")]
@@ -261,6 +263,19 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     order: Annotated[
         tuple[Identifier, ...], described("Arms that the policy fixed shows first; the others follow in their order.")
     ] = ()
+    control_share: Annotated[Rate, described("Share of the sessions in the control group; missing: none.")] = 0.0
+    control: Annotated[str, described("What the control group gets.", enum=list(CONTROLS))] = CONTROLS[0]
+    max_loss: Annotated[
+        Rate, described("Certain loss of revenue, as a share, beyond which exploration stops; missing: it never does.")
+    ] = 0.0
+    guardrail_sessions: Annotated[
+        int, described("Number of compared sessions before which exploration is not stopped.", **_WHOLE)
+    ] = 1_000
+    guarded: Annotated[bool, described("Whether exploration is stopped, because of a certain loss.")] = False
+    popular: Annotated[
+        tuple[Count, ...],
+        described("Indices of arms by falling revenue per display, if that is what the control group gets."),
+    ] = ()
     ties: Annotated[
         tuple[Rate, ...],
         described(
@@ -318,14 +333,15 @@ PLAIN: Final = (
     *("thresholds", "radius"),
 )
 #: Fields of the same name that a record has only if they are set, and such settings.
-IF_SET: Final = ("ties", "kernels", "started_from", "imported")
-_OPTIONAL: Final = ("features", "learn_at_most", "order")
+IF_SET: Final = ("ties", "kernels", "started_from", "imported", "guarded", "popular")
+_CONTROL: Final = ("control_share", "control", "max_loss", "guardrail_sessions")
+_OPTIONAL: Final = ("features", "learn_at_most", "order", *_CONTROL)
 COUNTS: Final = ("displayed", "answered")
 SCORES: Final = ("scores", "informations")
 _UNCOVERED: Final = frozenset(
     [
         *("sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"),
-        *("accounts", "kernels", "former_until"),
+        *("accounts", "lift", "kernels", "former_until"),
     ]
 )
 
@@ -358,6 +374,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["learn_at_most"] = settings.learn_at_most
     if settings.order:
         document["order"] = settings.order
+    if settings.control_share:
+        document |= {name: getattr(settings, name) for name in _CONTROL}
     if settings.features is not None:
         document["features"] = settings.features.document()
     document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}
@@ -367,6 +385,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["learn_shares"] = parameters.shares._asdict()
     if parameters.accounts != NOTHING:
         document["accounts"] = parameters.accounts.document()
+    if parameters.lift is not None:
+        document["lift"] = parameters.lift.document()
     for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")
         target = document

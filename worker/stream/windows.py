@@ -176,6 +176,7 @@ class OpenWindows:
             bytes([mode == "explore" for mode in event.modes]) if "explore" in event.modes else b"",
             is_exploring(event.modes),
             1.0 if event.share is None else event.share,
+            "control" in event.modes,
         )
 
     def answer(self, offset: int, event: FeedbackFact) -> bool:

@@ -20,7 +20,7 @@ from worker.errors import InputError
 from worker.simulation.environments import LASTING
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
 from worker.stream.features import Feature, Features
-from worker.stream.settings import ANSWERS, UNANSWERED, LearningSettings
+from worker.stream.settings import ANSWERS, CONTROLS, UNANSWERED, LearningSettings
 
 _DEFAULTS = {f.name: f.default for f in fields(LearningSettings) if f.default is not MISSING}
 _LIMITS = Limits()
@@ -43,7 +43,7 @@ _LEARNING = grouped(
     Option("policy", "policy that chooses the slates", choices=POLICIES),
     Option(
         "order",
-        "ads that the policy fixed shows first, ID,…; the others follow in the order of the catalogue",
+        "ads that the policy or the control fixed shows first, ID,…; the others follow in the order of the catalogue",
         parse=id_list,
         metavar="LIST",
     ),
@@ -69,6 +69,23 @@ _LEARNING = grouped(
     count("warmup", "number of initial folds with random slates", least=0),
     count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
     Option("random-share", "share of sessions with random slates, for `adcascade evaluate`", parse=_SHARE),
+    Option(
+        "control-share",
+        "share of users, or else sessions, in the control group, which shows what adcascade earns",
+        parse=number(least=0, below=1),
+    ),
+    Option(
+        "control",
+        "slates of the control group: a fixed order, the ads that earn most per display, random ones, or the greedy "
+        "choice",
+        choices=CONTROLS,
+    ),
+    Option(
+        "max-loss",
+        "loss against the control group, as a share of its revenue, that stops exploration once it is certain; 0: none",
+        parse=_SHARE,
+    ),
+    count("guardrail-sessions", "compared sessions before which --max-loss does nothing", least=0),
     Option("salt", "salt of the hashes behind random choices", metavar="TEXT"),
     time_option("session-timeout", "time after the arrival during which feedback counts"),
     time_option("lateness", "maximum delay of a record"),
@@ -168,9 +185,12 @@ def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
 
 
 def check_fixed(options: argparse.Namespace) -> None:
-    """Raise `InputError` if an order is given to another policy than fixed."""
-    if options.order and options.policy != Fixed.name:
-        raise InputError("--order is for --policy fixed only: other policies find their order")
+    """Raise `InputError` if an order is given where nothing is fixed."""
+    controlled = getattr(options, "control_share", None) and options.control in (None, Fixed.name)
+    if options.order and options.policy != Fixed.name and not controlled:
+        raise InputError(
+            "--order is for --policy fixed, and for a control group with --control fixed: other policies find an order"
+        )
 
 
 def limits(options: argparse.Namespace) -> Limits:

@@ -71,6 +71,8 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 4
     repeats: bool = _LEARNING.repeats
     random_share: float = _LEARNING.random_share
+    control_share: float = _LEARNING.control_share
+    control: str = _LEARNING.control
     learn_at_most: int = 0
 
     def learning(self) -> LearningSettings:

@@ -1,0 +1,175 @@
+"""Sums of the sessions of a log: in all, per ad, per group of users, and along the period.
+
+Rules that hold in this file:
+
+- A session is opened by the journal, and its feedback is that of the journal. In a log without a journal, the first
+  decision opens it and clicks answer it. So does the fallback for want of room, which leaves no fact.
+- What counts as displayed, answered, explored and earned is the same as in the accounts of a version
+  (`worker.stream.accounts`). A session that is journaled by chance stands for 1/share sessions.
+- For a version that the log lacks, because the history is thinned, the newest one before it stands in.
+- Groups of users are the values of a declared category, and parts of a number by the quartiles of a sample. Numbers of
+  plain contexts are counted from 1. A hashed category has no groups: its values are not kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from math import isfinite
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from worker.bandit.arrays import Floats
+from worker.logs.ordered import OrderedLog
+from worker.logs.traces import SessionTrace, TraceReader, opened_by
+from worker.report.period import Period
+from worker.stream.accounts import ROWS
+from worker.stream.chance import is_exploring
+from worker.stream.events import Opened
+from worker.stream.settings import LearningSettings
+
+#: The parts of a sum: sessions, and the rows of the accounts.
+PARTS: Final = ("sessions", *ROWS)
+#: Sessions whose numbers are sorted for the quartiles.
+SAMPLED: Final = 4096
+
+
+class Group(NamedTuple):
+    """What sessions or displays are summed by: a feature, its place in the table (ties by size), and its name."""
+
+    feature: str
+    place: int
+    name: str
+
+
+#: Groups that are no features of users, whose names are printable: all sessions, and those without a plan.
+ALL, UNPLANNED = Group("\n", 0, "all"), Group("\n", 1, "fallback")
+#: The same of ads, and of parts of the period: all sessions, with the name "", and each ad.
+ADS, COURSE = "\nads", "\ncourse"
+
+#: Where the parts of a number begin, all but the first, and their names.
+Parts = tuple[list[float], list[str]]
+Grouping = Callable[[Sequence[float]], Group]
+Counts = defaultdict[Group, Floats]
+
+
+class SessionCounter:
+    """Counts the sessions of a log by period; numbers are grouped by their quartiles in the span."""
+
+    def __init__(self, log: OrderedLog, span: Period) -> None:
+        self._log, self._versions, self._reader = log, log.versions, TraceReader(log)
+        self._settings = lru_cache(4096)(lambda version: self._versions.known[self._versions.nearest(version)].settings)
+        self._prices = lru_cache(64)(self._prices_of)
+        self._parts = self._quartiles(span)
+        self._groupings = lru_cache(4096)(self._groupings_of)
+
+    def count(self, period: Period, slots: int) -> Counts:
+        """Return the sums of a period, which is divided into `slots` equal parts."""
+        counts: Counts = defaultdict(lambda: np.zeros(len(PARTS)))
+        until = period.until + self._versions.longest("session_timeout")
+        for trace in self._reader.read(self._log.entries("counting sessions", period.since, until)):
+            if trace.arrived_at < period.until:
+                self._add(trace, counts, (trace.arrived_at - period.since) * slots // period.length)
+        return counts
+
+    def _add(self, trace: SessionTrace, counts: Counts, slot: int) -> None:
+        openings = [opened for _, opened in trace.openings] or self._opened_by_decision(trace)
+        if not openings:
+            return
+        opened, settings = openings[0], self._settings(openings[0].parameters_version)
+        sums = np.zeros(len(PARTS))
+        sums[0] = weight = 1 / (opened.share or 1.0)
+        if not any(one.uncertain or one.slate != opened.slate for one in openings):  # else nobody knows what was shown
+            for arm, row in self._displays(trace, opened, settings):
+                for total in (counts[Group(ADS, 0, arm)], counts[Group(COURSE, slot, arm)], sums):
+                    total += weight * row
+        groups = [ALL, Group(COURSE, slot, ""), *([UNPLANNED] if "fallback" in opened.modes else [])]
+        if len(opened.context) == settings.dim:
+            groups += [group(opened.context) for group in self._groupings(opened.parameters_version)]
+        for group in groups:
+            counts[group] += sums
+
+    def _displays(
+        self, trace: SessionTrace, opened: Opened, settings: LearningSettings
+    ) -> Iterator[tuple[str, Floats]]:
+        shown, clicked = trace.answered(opened.slate, settings)
+        for at, arm in enumerate(opened.slate[: shown if clicked else shown + 1], start=1):
+            click = clicked and at == shown
+            price = self._prices(opened.parameters_version).get(arm, 0.0) if click else 0.0
+            row = 0, 1, click, price, at <= shown, is_exploring(opened.modes[at - 1 : at])
+            yield arm, np.array(row, dtype=float)
+
+    def _opened_by_decision(self, trace: SessionTrace) -> list[Opened]:
+        decision = next((decision for _, decision in reversed(trace.decisions) if decision.position == 1), None)
+        if decision is None or (self._log.counts["journal"] and decision.mode != "fallback"):
+            return []
+        arrivals = self._reader.arrivals(trace, decision.parameters_version)
+        return [opened_by(arrival, decision) for arrival in arrivals[-1:]]
+
+    def _prices_of(self, version: int) -> dict[str, float]:
+        return {arm.arm: arm.reward for arm in self._versions.head(self._versions.nearest(version)).arms}
+
+    # ── groups of users ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _groupings_of(self, version: int) -> list[Grouping]:
+        return [
+            _category(name, column, values) if values else _part(name, column, self._parts.get(name, ([], ["all"])))
+            for name, column, values in columns(self._settings(version))
+        ]
+
+    def _quartiles(self, span: Period) -> dict[str, Parts]:
+        """Return the parts of numbers by name."""
+        values: defaultdict[str, list[float]] = defaultdict(list)
+        newest = max(self._versions.known)
+        for trace in TraceReader(self._log).read(self._log.sample(SAMPLED, *span)):
+            version = trace.openings[0][1].parameters_version if trace.openings else newest
+            for arrival in self._reader.candidates(trace, version)[:1]:
+                for name, column, marks in columns(self._settings(version)):
+                    if not marks and column < len(arrival.context) and isfinite(arrival.context[column]):
+                        values[name].append(arrival.context[column])
+        return {name: _parts(numbers) for name, numbers in values.items()}
+
+
+def columns(settings: LearningSettings) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """Yield the features that users can be grouped by: name, first column, and the values of a category."""
+    if settings.features is None or not settings.features.context:
+        yield from ((f"number {place + 1}", place, ()) for place in range(settings.dim))
+        return
+    first = 0
+    for feature in settings.features.context:
+        if feature.kind != "hashed":
+            yield feature.name, first, feature.values
+        first += feature.width
+
+
+def _parts(numbers: list[float]) -> Parts:
+    """Return the parts of a number: quartiles, or the values if they are few.
+
+    >>> _parts([0, 1, 1, 0]), _parts([31, 31, 2000]), _parts([0] * 30 + [5, 6, 7, 8])[1]
+    (([1], ['no', 'yes']), ([2000], ['31', '2,000']), ['below 5', '5 and more'])
+    >>> _parts(list(range(9)))[1]
+    ['below 2', '2 to 4', '4 to 6', '6 and more']
+    """
+    if len(few := sorted(set(numbers))) <= 4:
+        return few[1:], ["no", "yes"] if few == [0, 1] else [f"{value:,.10g}" for value in few]
+    quartiles = np.quantile(numbers, (0.25, 0.5, 0.75)).tolist()
+    rounded = {float(f"{edge:.4g}" if abs(edge) >= 1000 else f"{edge:.3g}") for edge in quartiles}
+    edges = [edge for edge in sorted(rounded) if edge > few[0]] or few[1:2]
+    shown = [f"{edge:,.10g}" for edge in edges]
+    return edges, [f"below {shown[0]}", *(f"{low} to {high}" for low, high in pairwise(shown)), f"{shown[-1]} and more"]
+
+
+def _part(feature: str, column: int, parts: Parts) -> Grouping:
+    edges, names = parts
+    groups = [Group(feature, place, name) for place, name in enumerate([*names, "not known"])]
+    return lambda context: groups[bisect_right(edges, number)] if isfinite(number := context[column]) else groups[-1]
+
+
+def _category(feature: str, column: int, values: Sequence[str]) -> Grouping:
+    marks = [(place, Group(feature, 0, value)) for place, value in enumerate(values, start=column)]
+    other = Group(feature, 1, "other")  # a value that is not listed, or none
+    return lambda context: next((group for place, group in marks if context[place]), other)

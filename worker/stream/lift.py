@@ -1,0 +1,283 @@
+"""The lift: what the policy earns more than the control group, valid whenever it is looked at (docs/math.md §15).
+
+Rules that hold in this file:
+
+- Every session gives two scores, ψ₁ of what adcascade earns with such a user, ψ₀ of what the control earns (AIPW,
+  `comparison.py`). Their means are the revenue per session of either, without bias whatever the model is.
+- Kept are the sums of w v and w² v vᵀ of v = (1, ψ₁, ψ₀, a − π), for revenue and for clicks. a − π is whether a session
+  is in the control group, less the probability of that. w is the number of sessions that a journaled one stands for.
+- All figures come from these sums alone. The interval is an asymptotic confidence sequence (Waudby-Smith and others):
+  it covers at all looks together with 95 %, so looking at every window, and stopping at any, is allowed.
+- The relative lift is the set of r for which 0 is in the interval of ψ₁ − (1 + r) ψ₀ (Fieller 1954).
+- Sums belong to the position of a version in the journal, as `accounts.py`: the hash does not cover them. They count
+  every closed window, frozen and rejected ones included. With another control they begin anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from worker.bandit.arrays import Floats, frozen_array
+from worker.errors import InputError
+from worker.stream.events import MOST, Number, described
+
+#: What is compared, and the two groups. Rows of the sums are in this order.
+OUTCOMES: Final = ("revenue", "clicks")
+GROUPS: Final = ("policy", "control")
+#: The share of the runs in which an interval may miss the truth at any look.
+ALPHA: Final = 0.05
+#: The same for the check that the groups have the right sizes.
+MISMATCH_ALPHA: Final = 0.001
+#: Deviation of the control group from its size that matters.
+MISMATCH: Final = 0.1
+#: Sessions at which the interval is narrowest, compared with one that were valid then only.
+TUNED: Final = 10_000
+#: Least sessions of each group, and least clicks of each, from which an interval is shown: it is asymptotic.
+LEAST_SESSIONS: Final = 100
+LEAST_CLICKS: Final = 20
+#: Shapes of the sums: of v, then of v vᵀ.
+_SHAPE: Final = (len(OUTCOMES), 5, 4)
+
+
+class LiftRecord(Struct, frozen=True, kw_only=True):
+    """Comparison with the control group, over the windows that are closed."""
+
+    control: Annotated[str, Meta(description="What the control group gets.")]
+    since: Annotated[int, described("Start of the first window.", minimum=0, maximum=MOST)]
+    groups: Annotated[
+        tuple[tuple[Number, Number, Number, Number], ...],
+        described(
+            "Policy and control group: sessions compared, the sessions that these stand for, their revenue and clicks."
+        ),
+    ]
+    sums: Annotated[
+        tuple[tuple[tuple[Number, Number, Number, Number], ...], ...],
+        described("For revenue and for clicks: Σ w v, then the rows of Σ w² v vᵀ, of v = (1, ψ₁, ψ₀, a − π)."),
+    ]
+
+
+class Interval(NamedTuple):
+    """An estimate with the ends of its confidence sequence."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One outcome per session: of the policy, of the control, the difference, and relative to the control.
+
+    `relative` is None if the control may as well be 0: then nothing is known of the ratio.
+    """
+
+    policy: float
+    control: float
+    difference: Interval
+    relative: Interval | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lift:
+    """Sums of the sessions since `since` that were compared with `control`.
+
+    groups : (2, 4), policy and control group: sessions, the sessions that they stand for, revenue, clicks
+    sums : (2, 5, 4), for revenue and for clicks: Σ w v, then Σ w² v vᵀ
+    """
+
+    control: str
+    since: int = 0
+    groups: Floats = field(default_factory=lambda: np.zeros((len(GROUPS), 4)))
+    sums: Floats = field(default_factory=lambda: np.zeros(_SHAPE))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", frozen_array(self.groups, (len(GROUPS), 4)))
+        object.__setattr__(self, "sums", frozen_array(self.sums, _SHAPE))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lift) and self.document() == other.document()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def plus(self, scores: Scores, start: int) -> Lift:
+        """Return the sums with those of a window that began at `start`."""
+        if not len(scores.weights):
+            return self
+        return Lift(
+            control=self.control,
+            since=self.since if self.sessions else start,
+            groups=self.groups + scores.groups,
+            sums=self.sums + scores.sums,
+        )
+
+    # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def sessions(self) -> int:
+        """The number of sessions that were compared."""
+        return int(self.groups[:, 0].sum())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are enough sessions and clicks for intervals."""
+        return bool((self.groups[:, 0] >= LEAST_SESSIONS).all() and (self.groups[:, 3] >= LEAST_CLICKS).all())
+
+    def compare(self, outcome: str) -> Comparison | None:
+        """Return the comparison of an outcome; None as long as too little is known."""
+        first, second = (part[OUTCOMES.index(outcome)] for part in (self.sums[:, 0], self.sums[:, 1:]))
+        mass = first[0]
+        if not self.is_known:
+            return None
+        policy, control = (first[1:3] / mass).tolist()
+        # Covariance of the two means, of the ratio estimator Σwψ / Σw.
+        centred = np.array([[-policy, 1.0, 0.0, 0.0], [-control, 0.0, 1.0, 0.0]])
+        covariance = centred @ second @ centred.T / mass**2
+        width = multiplier(mass**2 / second[0, 0])
+        (s11, s10), (_, s00) = (width**2 * covariance).tolist()
+        half = math.sqrt(max(0.0, s11 - 2 * s10 + s00))
+        gained = policy - control
+        return Comparison(
+            policy=policy,
+            control=control,
+            difference=Interval(gained, gained - half, gained + half),
+            relative=_ratio(policy, control, s11, s10, s00),
+        )
+
+    @property
+    def mismatch(self) -> float | None:
+        """The size of the control group relative to what it should be, if it is wrong; else None."""
+        first, second = self.sums[0, 0], self.sums[0, 1:]
+        expected = self.groups[1, 1] - first[3]
+        if not self.is_known and not expected >= LEAST_SESSIONS:
+            return None
+        ratio = float(self.groups[1, 1] / expected)
+        off = multiplier(first[0] ** 2 / second[0, 0], MISMATCH_ALPHA) * math.sqrt(second[3, 3])
+        return ratio if abs(ratio - 1) > MISMATCH and abs(first[3]) > off else None
+
+    def exceeds(self, loss: float, sessions: int) -> bool:
+        """Return whether the policy certainly loses more than this share of the revenue, after so many sessions."""
+        found = self.compare("revenue") if loss and self.sessions >= sessions else None
+        return found is not None and found.relative is not None and found.relative.high < -loss
+
+    # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def sentence(self) -> str:
+        """The comparison of the revenue in one line."""
+        found = self.compare("revenue")
+        if found is None:
+            return (
+                f"revenue per session: not known yet, after {self.sessions:,} sessions, {self.groups[1, 0]:,.0f} of "
+                f"them in the control group ({self.name})"
+            )
+        line = f"revenue per session: {self.name} {found.control:.3g}, adcascade {found.policy:.3g}"
+        if found.relative is None:
+            estimate, low, high = (f"{number:+.3g}".replace("-", "−") for number in found.difference)
+            return f"{line}, {estimate} (between {low} and {high})"
+        estimate, low, high = percents(found.relative)
+        return f"{line}, {estimate} % (between {low} and {high})"
+
+    @property
+    def name(self) -> str:
+        """What the control group gets, in words."""
+        return CONTROL_NAMES.get(self.control.partition(":")[0], self.control)
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def document(self) -> dict[str, Any]:
+        """Return the fields of a `LiftRecord`."""
+        sums = {"groups": self.groups.tolist(), "sums": self.sums.tolist()}
+        return {"control": self.control, "since": self.since, **sums}
+
+    @classmethod
+    def read(cls, record: LiftRecord) -> Lift:
+        """Return the sums in a record; raise `InputError` if their shape is another."""
+        try:
+            groups, sums = np.array(record.groups), np.array(record.sums)
+        except ValueError as error:
+            raise InputError(f"the comparison with the control group is damaged: {error}") from None
+        return cls(control=record.control, since=record.since, groups=groups, sums=sums)
+
+
+CONTROL_NAMES: Final[Mapping[str, str]] = {
+    "fixed": "your order",
+    "popular": "the most popular ads",
+    "random": "ads at random",
+    "greedy": "the best ads without exploration",
+}
+
+
+def percents(interval: Interval) -> tuple[str, ...]:
+    """Return an interval in per cent, with a decimal where that says something.
+
+    >>> percents(Interval(0.3, -0.004, 0.37)), percents(Interval(0.118, 0.108, 0.128))
+    (('+30', '+0', '+37'), ('+11.8', '+10.8', '+12.8'))
+    """
+    decimals = 0 if interval.high - interval.low > 0.05 else 1
+    return tuple(f"{round(100 * number, decimals) + 0.0:+.{decimals}f}".replace("-", "−") for number in interval)
+
+
+def multiplier(sessions: float, alpha: float = ALPHA) -> float:
+    """Return the number of standard errors that a confidence sequence takes in place of 1.96.
+
+    It is √(2 (1 + 1/(nρ²)) ln(√(nρ² + 1)/α)), with ρ² = (−2 ln α + ln(1 − 2 ln α))/t* tuned for t* = `TUNED` sessions.
+
+    >>> [round(multiplier(n), 2) for n in (1_000, 10_000, 100_000)]
+    [3.84, 3.04, 3.24]
+    """
+    tuned = sessions * (-2 * math.log(alpha) + math.log(1 - 2 * math.log(alpha))) / TUNED
+    return math.sqrt(2 * (1 + 1 / tuned) * math.log(math.sqrt(tuned + 1) / alpha))
+
+
+def _ratio(policy: float, control: float, s11: float, s10: float, s00: float) -> Interval | None:
+    """Return the ratio less 1, and the roots of (μ₁ − qμ₀)² = s₁₁ − 2q s₁₀ + q² s₀₀; None if q has no bounds."""
+    a, b, c = control**2 - s00, policy * control - s10, policy**2 - s11
+    if not (control > 0 and a > 0 and math.isfinite(c)):
+        return None
+    root = math.sqrt(max(0.0, b * b - a * c))
+    return Interval(policy / control - 1, (b - root) / a - 1, (b + root) / a - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scores:
+    """Scores of n sessions.
+
+    Parameters
+    ----------
+    weights : (n,), the number of sessions that each stands for
+    control : (n,), 1 for the control group, else 0
+    share : (n,), the probability of being in it
+    earned : (2, n), revenue and click of each session
+    expected : (2, 2, n), for revenue and for clicks what is expected under the policy and under the control
+    """
+
+    weights: Floats
+    control: Floats
+    share: Floats
+    earned: Floats
+    expected: Floats
+
+    @property
+    def groups(self) -> Floats:
+        """The sums per group, (2, 4)."""
+        members = np.stack([1 - self.control, self.control])
+        columns = [np.ones_like(self.weights), self.weights, *(self.weights * self.earned)]
+        return np.asarray(members @ np.stack(columns, axis=1))
+
+    @property
+    def sums(self) -> Floats:
+        """The sums of w v and w² v vᵀ for each outcome, (2, 5, 4)."""
+        return np.stack([self._sums(row) for row in range(len(OUTCOMES))])
+
+    def _sums(self, row: int) -> Floats:
+        a, share, earned, (first, second) = self.control, self.share, self.earned[row], self.expected[row]
+        policy = first + (1 - a) / (1 - share) * (earned - first)
+        control = second + a / share * (earned - second)
+        weighted = self.weights * np.stack([np.ones_like(a), policy, control, a - share])
+        return np.vstack([weighted.sum(axis=1), weighted @ weighted.T])
