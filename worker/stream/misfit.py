@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # a version has these sums
     from worker.stream.parameters import Parameters
 
 #: Ads × products that are tested: two numbers each in every version.
-MOST_SUMS: Final = 32_768
+MOST_SUMS: Final = 16_384
 #: Displays × products of a window that are looked at; of more displays an evenly spread sample.
 MOST_ELEMENTS: Final = 4_000_000
 #: Evidence in standard deviations, and strength, from which a pair is missed.
