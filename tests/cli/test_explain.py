@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.golden.recording import GOLDEN
+from tests.replay.logs import change, lines_of, of, write
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
@@ -205,3 +207,79 @@ def test_a_wrong_context_or_record_is_refused_and_nothing_is_written(
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert message in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+# ── a session that was served ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_session_of_a_log_is_one_page_of_text_html_and_json(adcascade, tmp_path):
+    line = f"explain {GOLDEN} --session user-00100 --why-not ad-1"
+    ended = adcascade(line, "--html", tmp_path / "why.html")
+    assert ended.code == 0
+    assert ended.out.startswith("planned again: the recorded decision, to the letter\nsession:   user-00100\n")
+    for part in (
+        "\nserved by: version 1, mode explore\n",
+        "\nanswered: ",
+        "\nlearned:   version 4 has 4 displays of it ",
+        "\nwhy not ad-1?\n",
+    ):
+        assert part in ended.out
+    page = (tmp_path / "why.html").read_text()
+    assert page.count("<section>") == page.count("<svg") == 4
+    assert "why not ad-1?" in page
+    said = adcascade(line, "--json", "-").json
+    assert set(said) == {"session", "slate", "positions", "why_not"}
+    assert said["session"]["shown"] == said["slate"] == [position["choice"] for position in said["positions"]]
+    assert said["session"]["differences"] == []
+    assert said["why_not"]["revenue"]["now"] == 2.0
+    again = adcascade(f"replay {GOLDEN} --json -")
+    assert again.json["mismatches"] == 0
+
+
+def test_a_plan_that_is_not_the_recorded_decision_is_loud(adcascade, tmp_path):
+    lines = lines_of(GOLDEN)
+    changed = next(line for line in of(lines, "decisions") if line["key"] == "user-00100")
+    change(changed, mode="exploit")
+    path = write(tmp_path / "log", lines)
+    ended = adcascade(f"explain {path} --session user-00100 --html {tmp_path}/why.html")
+    assert ended.code == 1
+    first, second, *_ = ended.out.splitlines()
+    assert first.startswith("!!! PLANNED AGAIN, THIS IS NOT THE RECORDED DECISION")
+    assert second == "!!! decision for position 1: mode is exploit, planned again explore"
+    assert 'class="loud"' in (tmp_path / "why.html").read_text()
+    assert adcascade(f"explain {path} --session user-00100 --json -").err.startswith("!!! PLANNED AGAIN")
+
+
+def test_every_text_of_the_page_is_escaped(explain, tmp_path):
+    named = replace(version(), arms=(Arm(arm="<b>&", reward=1.0), *version().arms[1:]))
+    (tmp_path / "p.json").write_bytes(encode_parameters(named))
+    out = explain("p", "[0, 0]", "--why-not", "<b>&", "--html", "why.html").out
+    assert "why not <b>&?" in out
+    page = (tmp_path / "why.html").read_text()
+    assert "<b>" not in page
+    assert "why not &lt;b&gt;&amp;?" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "session", "said"),
+    [
+        ({"policy": "greedy"}, None, "revenue per click: 0.5; from "),
+        ({"policy": "ucbbp"}, None, "score at position 1: "),
+        ({"warmup": 9}, "s", "a lot chose the slate: c had the chance 33.3% for position 1"),
+        ({"policy": "fixed"}, None, "the order is fixed: neither its revenue nor its click probability counts"),
+        ({"policy": "aucbbp"}, None, "bonus: this session did not explore; if it had, with all bonuses"),
+    ],
+)
+def test_why_not_says_what_an_ad_would_have_needed(explain, tmp_path, changes, session, said):
+    record = replace(version(**changes), thresholds=(9e9,) * 3)
+    (tmp_path / "p.json").write_bytes(encode_parameters(record))
+    more = () if session is None else ("--session", session)
+    assert said in explain("p", "[0.5, -1]", "--why-not", "c", *more).out
+
+
+def test_why_not_names_what_is_in_the_way_and_what_of_the_user_is_against_it(explain):
+    context = '{"age": 25, "device": "mobile", "city": "Rome"}'
+    out = explain("tastes", context, "--exclude", "car", "--why-not", "car").out
+    assert "   excluded by the arrival: car\n" in out
+    assert "the arrival excluded it; without that it would be at position " in out
+    assert "against it, of this user: device=mobile -" in out

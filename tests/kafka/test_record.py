@@ -54,6 +54,12 @@ def test_what_workers_did_with_untidy_traffic_is_recorded_and_replays_without_a_
     eventually(lambda: worker.metric("adcascade_parameters_version") >= 3, what="windows are closed")
     # The workers continue: progress and versions are written while this is read.
     assert main(["record", str(log), *fleet.flags]) == 0
+    session = next(
+        line.record.key for line in reversed(lines(log)) if line.record.topic.endswith(".decisions")
+    ).decode()
+    for source in ([str(log), "--prefix", fleet.names.prefix], fleet.flags):
+        assert main(["explain", *source, "--session", session, "--json", str(report)]) == 0
+        assert orjson.loads(report.read_bytes())["session"]["id"] == session
     fleet.close()  # replay needs no worker
     assert main(["replay", str(log), "--verify", "--prefix", fleet.names.prefix, "--json", str(report)]) == 0
     found = orjson.loads(report.read_bytes())

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from tests.metrics.episodes import WINDOW, an_episode
 from tests.programs import needs
+from tests.stream.test_lift import drawn
 from worker.embedded.state import StateFolder
 from worker.metrics import CATALOGUE, CONSUMED, IDENTITIES, Histogram, Metrics
 from worker.metrics.catalogue import MOST_ADS
@@ -26,6 +28,7 @@ from worker.simulation.users import Habits
 from worker.stream.accounts import ROWS, Accounts, Sums
 from worker.stream.chance import Shares
 from worker.stream.events import DEAD_LETTER_REASONS
+from worker.stream.lift import Lift
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Tally
@@ -74,7 +77,7 @@ def test_names_follow_the_rules_of_prometheus(spec):
 
 def test_metrics_and_catalogue_agree_on_names_and_label_values(ran):
     metrics, demo = ran
-    found = samples(metrics)
+    found = samples(metrics) | lift_series(demo)
     ads = {arm.arm for arm in demo.parameters.arms}
     assert [family.name for family in metrics.registry.collect()] == [
         spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name for spec in CATALOGUE
@@ -86,6 +89,23 @@ def test_metrics_and_catalogue_agree_on_names_and_label_values(ran):
         for labels in found[spec.name]:
             assert [name for name, _ in labels] == sorted(spec.labels)
             assert all(value in (ads if name == "arm" else spec.labels[name]) for name, value in labels)
+
+
+def lift_series(demo: Demo, gain: float = 1.3, **changes: bool) -> dict[str, Any]:
+    """Return the series where there is a control group, and the active troubles."""
+    metrics, lift = Metrics(), Lift(control="fixed").plus(drawn(np.random.default_rng(0), 40_000, gain=gain)[0], 0)
+    metrics.version(replace(demo.parameters, lift=lift, **changes))
+    series = {name: found for name, found in samples(metrics).items() if name.startswith("adcascade_lift")}
+    return {**series, "troubles": metrics.trouble_lines()}
+
+
+def test_the_lift_is_in_the_series_and_a_certain_loss_is_trouble(ran):
+    _, demo = ran
+    earning, losing = lift_series(demo), lift_series(demo, 0.5, guarded=True)
+    assert [len(earning[f"adcascade_lift{of}"]) for of in ("", "_per_session", "_sessions")] == [6, 4, 2]
+    assert earning["troubles"] == []
+    assert [line.partition(":")[0] for line in losing["troubles"]] == ["loss", "guarded"]
+    assert "your order 0.2" in losing["troubles"][0]
 
 
 def test_both_text_formats_can_be_parsed(ran):

@@ -182,7 +182,7 @@ def test_the_page_loads_nothing_and_shows_names_as_they_are(shop: Path, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ("", "what to report on is missing: a log, --state DIR or --broker HOST:PORT"),
+        ("", "the source is missing: a log, --state DIR or --broker HOST:PORT"),
         ("LOG --state STATE", "are several sources: give one log, --state DIR or --broker HOST:PORT"),
         ("LOG --until 2026-02-01", "there are no sessions in 2026-01-31 (UTC): they are from 2026-01-01 00:"),
         ("LOG --by adge", "--by adge: users cannot be grouped by it, but by age, device, member"),

@@ -137,20 +137,6 @@ def test_a_finished_run_can_be_made_longer_and_started_again(golden, tmp_path: P
     assert demo.rows == golden.rows
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ({"seed": 5}, "holds a demo with --seed 0, not --seed 5"),
-        ({"repeats": True}, "holds a demo with --no-repeats, not --repeats"),
-    ],
-)
-def test_a_folder_with_another_demo_is_refused(tmp_path: Path, other, message):
-    with StateFolder(tmp_path) as state:
-        Demo(DemoSettings(users=20, episodes=1), state=state).step()
-    with StateFolder(tmp_path) as state, pytest.raises(InputError, match=message):
-        Demo(DemoSettings(**{"users": 20, "episodes": 1, **other}), state=state)
-
-
 def test_a_folder_without_a_demo_is_refused(tmp_path: Path):
     zero = Parameters.first(LearningSettings(dim=5), (Arm(arm="a", reward=1.0),))
     with StateFolder(tmp_path) as state:

@@ -98,10 +98,26 @@ versions |= st.builds(
 versions |= st.builds(parameters, policy=st.just("myopic-ucb"), bonus=st.just("paper"), repeats=st.just(False))
 
 
-@given(version=versions, seed=st.integers(0, 1000), excluded=st.sets(st.integers(0, 8), max_size=4))
-def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded):
-    if version.settings.policy in ("random", "epsilon-greedy"):
-        version = under(replace(version.settings, policy="greedy"), version)
+#: Settings by which something else than the policy chooses; "guarded" is the state of a version.
+WAYS = st.sampled_from(
+    [{}, {"warmup": 9}, {"random_share": 1.0}, {"guarded": True}]
+    + [{"control_share": 0.99, "control": control} for control in ("fixed", "popular", "random", "greedy")]
+)
+
+
+def chosen_in(ways, version):
+    settings = replace(version.settings, **{name: value for name, value in ways.items() if name != "guarded"})
+    return replace(under(settings, version), guarded="guarded" in ways)
+
+
+@given(
+    version=versions,
+    seed=st.integers(0, 1000),
+    excluded=st.sets(st.integers(0, 8), max_size=4),
+    ways=WAYS,
+)
+def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded, ways):
+    version = chosen_in(ways, version)
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
     gone = np.array([arm for arm in sorted(excluded) if arm < len(version.arms)], dtype=np.intp)
     name = f"s{seed}"
@@ -116,6 +132,9 @@ def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded):
     assert reasons.slate == served.arms
     if served.arms:
         assert tuple(position.mode for position in reasons.positions) == served.modes
+        assert all(
+            {one.arm for one in place.arms} | set(place.out) == set(version.indices) for place in reasons.positions
+        )
 
 
 @given(version=versions, seed=st.integers(0, 1000), session=st.sampled_from([None, "s1", "s2"]))
@@ -123,7 +142,7 @@ def test_the_choice_has_the_highest_score_among_those_that_competed(version, see
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
     for position in explain(version, context, NOBODY, session=session).positions:
         scores = {one.arm: one.score for one in position.arms}
-        if version.settings.policy != "fixed":  # which chooses by its order
+        if position.way in ("scores", "greedy"):
             assert scores[position.choice] == pytest.approx(max(scores.values()), rel=1e-5)
         assert all(one.bonus >= -1e-12 for one in position.arms)
         assert all(one.score == pytest.approx(one.q + one.bonus) for one in position.arms)
@@ -296,13 +315,12 @@ def test_with_nothing_eligible_the_slate_is_empty_and_its_mode_is_none():
         ({"policy": "random"}, "random", "draws any eligible arm"),
         ({"policy": "epsilon-greedy", "epsilon": 0.25}, "exploit", "with probability 0.25"),
         ({"policy": "ucbbp", "random_share": 0.05}, "explore", "5.0% of sessions"),
-        ({"policy": "ucbbp", "random_share": 1.0}, "explore", "and this is one of them"),
         ({"policy": "aucbbp"}, "explore", "no exploration thresholds"),
     ],
 )
 def test_the_notes_name_every_random_choice(change, mode, said):
     version = replace(parameters(), thresholds=())
-    reasons = explain(under(replace(version.settings, **change), version), np.zeros(3), NOBODY, session="user-17")
+    reasons = explain(under(replace(version.settings, **change), version), np.zeros(3), NOBODY)
     assert {position.mode for position in reasons.positions} == {mode}
     assert said in " ".join(reasons.notes)
     assert all(position.arms for position in reasons.positions)

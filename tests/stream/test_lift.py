@@ -87,7 +87,7 @@ def test_nothing_is_said_before_there_are_enough_sessions_and_clicks_in_both_gro
     generator = np.random.default_rng(0)
     lift = Lift(control="popular").plus(drawn(generator, 600)[0], 0)
     assert lift.compare("revenue") is None
-    assert "not known yet, after 600 sessions" in lift.sentence
+    assert lift.sentence == "revenue per session against the most popular ads: not known yet"
     rare, _ = drawn(generator, 40_000)
     rare.earned[:] = 0
     assert Lift(control="fixed").plus(rare, 0).compare("clicks") is None

@@ -65,6 +65,8 @@ def describe(parameters: Parameters) -> dict[str, Any]:
     return {
         **{name: getattr(parameters, name) for name in FACTS},
         "learn_shares": parameters.shares._asdict(),
+        "lift": None if parameters.lift is None else to_builtins(parameters.lift.figures),
+        "guarded": parameters.guarded,
         "started_from": None if (start := parameters.started_from) is None else asdict(start),
         "parameter_norm": model.norm,
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
@@ -101,6 +103,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
     span = str(kept[0]) if len(kept) == 1 else f"{kept[0]} to {kept[-1]}"
     model = settings["model"] if settings["intercept"] else f"{settings['model']} without an intercept"
     start = parameters.started_from
+    guarded = "; the guardrail has stopped exploration" if parameters.guarded else ""
     going_on = "all (not learned)" if rates is None else f"by position × {_listed(rates)}"
     arms = [{**arm, "state": "yes" if arm["active"] else "retired"} for arm in details["arms"]]
     lines = [
@@ -116,6 +119,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         *([f"  clicks by position: odds × {_listed(np.exp(effects))}"] if any(effects) else []),
         f"  forgetting {_forgetting(details)}",
         *([f"  {_shares(details)}"] if parameters.shares != ALL else []),
+        *([f"  {parameters.lift.sentence}, {parameters.lift.size}{guarded}"] if parameters.lift is not None else []),
         "",
         listing(ARMS, sorted(arms, key=lambda arm: -arm["probability"] * arm["reward"]), TOP),
     ]

@@ -1,43 +1,36 @@
-"""`adcascade explain`: the reasons for a slate, for one version of the parameters and one context."""
+"""`adcascade explain`: the reasons for a slate, of a version and a context, or of a session that was served."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
-from worker.bandit.policies import policy_named
+from worker.cli.explanation_html import page, picture
+from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
 from worker.cli.options.learning import setting
+from worker.cli.options.names import did_you_mean
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
+from worker.cli.options.source import source
 from worker.cli.options.target import TARGET, control, pick, read_version
-from worker.console import listing, read_input, write_result
+from worker.console import check_writable, read_input, write_file, write_result
 from worker.errors import InputError, ParametersError
+from worker.replay.one_session import ServedSession, find_session
 from worker.stream.catalogue import under
 from worker.stream.contexts import MISSING
-from worker.stream.explanation import Candidate, Explanation, Position, explain
+from worker.stream.events import TOPICS, Arrival
+from worker.stream.explanation import Explanation, arrival_of, explain
 from worker.stream.features import context_encoder
 from worker.stream.parameters import Parameters
-from worker.stream.tastes import BASE_RATE, Contribution, columns_of_object, context_columns
+from worker.stream.tastes import columns_of_object, context_columns
+from worker.stream.why_not import why_not
 
-TOP = 5  # arms in the table of a position
-STRONGEST = 5  # parts of the log-odds of the chosen arm
 LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
-
-#: Fields of a candidate in JSON.
-CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "spread", "contributions")
-
-#: Columns of the numbers of a candidate, with their fields.
-NUMBERS = {
-    "probability": "probability",
-    "goes on": "answer_rate",
-    "reward": "reward",
-    "Q": "q",
-    **{name: name for name in ("width", "spread", "bonus", "score")},
-}
+MOST = 20  # arms in the table of a position of a session
 
 #: Settings that replace those of the record, with changes of their options.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -48,6 +41,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 OPTIONS = (
+    Option("log", "log with the session, with --session alone (-: standard input)", positional=True, optional=True),
     Option("parameters", "record of a version, from `adcascade parameters export`", metavar="FILE"),
     Option("version", "version of a running deployment, by number or tag (default: the newest)", metavar="VERSION"),
     Option(
@@ -55,21 +49,98 @@ OPTIONS = (
         "context of the user: a JSON list of numbers, or an object of declared features; @FILE, or - for stdin",
         metavar="JSON",
     ),
-    Option("session", "id of the session, by which it differs from others in its bonuses (spread)", metavar="ID"),
+    Option("session", "id of a session that was served; with --context, the id by which chance decides", metavar="ID"),
+    Option("why-not", "arm of which to say what it would have needed to be shown", metavar="ARM"),
     *(
         setting(name, default=None, help=f"{setting(name).help} (default: that of the record)", **changes)
         for name, changes in OVERRIDES.items()
     ),
     Option("exclude", "arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
     *TARGET,
+    Option("html", "file for the explanation as a page with pictures", metavar="FILE"),
     JSON,
 )
 
 
-def run(options: argparse.Namespace) -> None:
-    """Explain one slate."""
-    if options.context is None:
-        raise InputError("--context is missing (see adcascade explain --help)")
+class Case(NamedTuple):
+    """A slate to explain; `names` are those of the columns of its context, `served` what is known of its session."""
+
+    parameters: Parameters
+    arrival: Arrival
+    names: tuple[str, ...]
+    reasons: Explanation
+    served: ServedSession | None = None
+
+
+def run(options: argparse.Namespace) -> int:
+    """Explain one slate; return 1 if a session planned again is not the recorded one."""
+    check_writable(options.html, options.json)
+    if options.html == "-":
+        raise InputError("--html needs the name of a file")
+    case = _session(options) if options.context is None else _given_context(options)
+    parameters, reasons, served = case.parameters, case.reasons, case.served
+    record = as_json(reasons)
+    said, head, lines, why = [], {"version": str(parameters.version)}, [], []
+    if served is not None:
+        said, head = verdict(served), facts(served)
+        lines = [*said, *(f"{f'{name}:':<10} {text}" for name, text in head.items()), ""]
+        record = {"session": session_json(served), **record}
+    if options.why_not is not None and reasons.modes:
+        by_id = options.session is not None
+        answer = why_not(parameters, case.arrival, options.why_not, modes=reasons.modes, by_id=by_id, names=case.names)
+        why = [f"why not {answer.arm}?", *(f"   {line}" for line in why_lines(answer, reasons))]
+        record["why_not"] = answer
+    lines += [report(parameters, reasons, most=TOP if served is None else MOST), *(["", *why] if why else [])]
+    if options.html is not None:
+        title = f"Why did session {case.arrival.session_id} see this?" if served else "Why this slate?"
+        sections = [(heading(one), picture(one), numbers(parameters, one)) for one in reasons.positions]
+        write_file(options.html, page(title, head, said, [*why, *reasons.notes], sections).encode())
+    loud = [line for line in said if line.startswith("!!!")]
+    write_result(options.json, record, "\n".join(lines), [*loud, *(f"note: {text}" for text in reasons.notes)])
+    return 1 if loud else 0
+
+
+def as_json(reasons: Explanation) -> dict[str, Any]:
+    """Return the reasons in their JSON form; rates, factors of the spread and `out` only where there are any."""
+    positions = [
+        {
+            **{name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")},
+            "arms": [fields_of(one) for one in position.arms],
+            **({"out": position.out} if position.out else {}),
+        }
+        for position in reasons.positions
+    ]
+    return {"slate": list(reasons.slate), "positions": positions}
+
+
+def session_json(served: ServedSession) -> dict[str, Any]:
+    """Return the facts of a session in their JSON form."""
+    arrival = served.arrival
+    return {
+        "id": arrival.session_id,
+        "arrived_at": arrival.occurred_at,
+        "version": served.parameters.version,
+        "context": arrival.context if served.given is None else served.given,
+        "exclude": arrival.exclude,
+        "shown": served.slate,
+        "differences": served.differences,
+        "answers": [
+            {"position": position, "clicked": one.clicked, "occurred_at": one.occurred_at}
+            for position, one in sorted(served.reactions.items())
+        ],
+        "learning": served.learning,
+    }
+
+
+# ── what to explain ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _given_context(options: argparse.Namespace) -> Case:
+    """Return a context under a version."""
+    if options.log is not None:
+        raise InputError(
+            "LOG is for --session ID without --context; a version comes from --parameters, --state, --broker"
+        )
     if options.parameters is not None and options.version is not None:
         raise InputError("--parameters FILE and --version VERSION cannot both be given (see adcascade explain --help)")
     if options.parameters is None and options.state is None and options.broker is None:
@@ -84,29 +155,48 @@ def run(options: argparse.Namespace) -> None:
         where = f"version {given.version}"
     parameters = _overridden(_checked(given, where), options)
     context, names = _read_context(options.context, parameters)
-    excluded = _indices(parameters, options.exclude)
+    excluded = _indices(parameters, "--exclude", *options.exclude)
+    _indices(parameters, "--why-not", *filter(None, [options.why_not]))
     reasons = explain(parameters, context, excluded, session=options.session, names=names)
-    record = as_json(reasons)
-    write_result(options.json, record, report(parameters, reasons), [f"note: {text}" for text in reasons.notes])
+    return Case(parameters, arrival_of(parameters, context, excluded, options.session or ""), names, reasons)
 
 
-def as_json(reasons: Explanation) -> dict[str, Any]:
-    """Return the reasons in their JSON form; rates of going on, and factors of the spread, only where there are any."""
-    positions = [
-        {
-            **{name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")},
-            "arms": [_fields(one) for one in position.arms],
-        }
-        for position in reasons.positions
-    ]
-    return {"slate": list(reasons.slate), "positions": positions}
-
-
-def _fields(one: Candidate) -> dict[str, Any]:
-    return {name: value for name in CANDIDATE if (value := getattr(one, name)) is not None}
+def _session(options: argparse.Namespace) -> Case:
+    """Return a session that was served."""
+    _check_source(options)
+    kept = "(where the sessions of open windows are, and those of serve --keep)"
+    name = options.log or (f"the topics {options.prefix}.*" if options.state is None else f"{options.state} {kept}")
+    with source(options, TOPICS, session=options.session) as log:
+        served = find_session(log, options.session, name)
+    parameters, arrival = _checked(served.parameters, f"version {served.parameters.version}"), served.arrival
+    _indices(parameters, "--why-not", *filter(None, [options.why_not]))
+    names = context_columns(parameters) if served.given is None else columns_of_object(parameters, served.given)
+    reasons = Explanation(slate=served.slate, positions=(), notes=())
+    if served.planned is not None:
+        excluded = [parameters.indices[arm] for arm in arrival.exclude if arm in parameters.indices]
+        reasons = explain(
+            parameters,
+            np.array(arrival.context),
+            np.array(excluded, dtype=np.intp),
+            session=arrival.session_id,
+            names=names,
+            served=served.planned,
+        )
+    return Case(parameters, arrival, names, reasons, served)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_source(options: argparse.Namespace) -> None:
+    """Raise `InputError` unless there is one source of sessions, and nothing that would change what was served."""
+    if options.session is None or options.parameters is not None:
+        raise InputError(
+            "--context is missing; or --session ID, with LOG, --state DIR or --broker: why it was served so"
+        )
+    changed = [name for name in (*OVERRIDES, "version", "exclude") if getattr(options, name)]
+    if changed:
+        raise InputError(f"--{changed[0]} is for --context: a session is explained as it was served")
 
 
 def _checked(parameters: Parameters, where: str) -> Parameters:
@@ -154,101 +244,27 @@ def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str,
     return np.array([MISSING if value is None else value for value in given]), context_columns(parameters)
 
 
-def _indices(parameters: Parameters, arms: tuple[str, ...]) -> Ints:
+def _indices(parameters: Parameters, option: str, *arms: str) -> Ints:
     known = parameters.indices
     for arm in arms:
         if arm not in known:
-            raise InputError(f"--exclude {arm}: the parameters have no such arm")
+            raise InputError(f"{option} {arm}: the parameters have no such arm{did_you_mean(arm, known)}")
     return np.array([known[arm] for arm in arms], dtype=np.intp)
-
-
-# ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def report(parameters: Parameters, reasons: Explanation) -> str:
-    """Return the best arms of every position, and the reason for the choice in words."""
-    settings = parameters.settings
-    active = sum(arm.active for arm in parameters.arms)
-    with_repeats, without = policy_named(settings.policy).has_bonus
-    bonus = f"{settings.bonus} bonus" if (with_repeats if settings.repeats else without) else "no repeats"
-    policy = f"{settings.policy}, {bonus}, β = {settings.beta}" if with_repeats else settings.policy
-    lines = [f"version {parameters.version}: {policy}; {active} of {len(parameters.arms)} arms active"]
-    lines += [f"note: {text}" for text in reasons.notes]
-    if reasons.slate:
-        lines.append(f"slate: {' → '.join(reasons.slate)}")
-    rewards = {arm.arm: arm.reward for arm in parameters.arms}
-    for position in reasons.positions:
-        if position.choice is not None:
-            lines += ["", f"position {position.position}, {position.mode}: {reason(position)}"]
-            lines.append(_candidates(position, rewards))
-            chosen = next(one for one in position.arms if one.arm == position.choice)
-            lines.append(f"   log-odds of {chosen.arm}: {in_parts(chosen.contributions)}")
-    return "\n".join(lines)
-
-
-def _candidates(position: Position, rewards: dict[str, float]) -> str:
-    ranked = sorted(position.arms, key=lambda one: (one.arm != position.choice, -one.score))
-    rows = [
-        {**_fields(one), "reward": rewards[one.arm], "mark": "→" if one.arm == position.choice else ""}
-        for one in ranked
-    ]
-    numbers = {heading: f"{{{name}:.4g}}" for heading, name in NUMBERS.items() if name in rows[0]}
-    return listing({"": "{mark}", "arm": "{arm}", **numbers}, rows, TOP)
-
-
-def in_parts(parts: tuple[Contribution, ...]) -> str:
-    """Return log-odds as a sum of named parts, the strongest features after the base rate."""
-    base = next(part for part in parts if part.feature == BASE_RATE)
-    features = [part for part in parts if part is not base]
-    named = [f"{base.feature} {base.contribution:+.2f}", *map(_named, features[:STRONGEST])]
-    if rest := features[STRONGEST:]:
-        named.append(f"{len(rest)} more {sum(part.contribution for part in rest):+.2f}")
-    return f"{sum(part.contribution for part in parts):+.2f} = {', '.join(named)}"
-
-
-def _named(part: Contribution) -> str:
-    if part.value is None:
-        return f"{part.feature} missing {part.contribution:+.2f}"
-    # The name of a mark has its value already, as in device=mobile.
-    value = "" if "=" in part.feature or "#" in part.feature else f"={part.value:.4g}"
-    return f"{part.feature}{value} {part.contribution:+.2f}"
-
-
-def reason(position: Position) -> str:
-    """Return the reason for a choice in words."""
-    chosen = next(one for one in position.arms if one.arm == position.choice)
-    stay = "" if chosen.answer_rate is None else f", by the {chosen.answer_rate:.0%} who then go on"
-    later = f"{position.continuation:.4g} can still be earned when it is passed over{stay}"
-    if position.continuation == 0:
-        later = "nothing is planned after it"
-    surest = max(position.arms, key=lambda one: one.q)
-    others = [one for one in position.arms if one is not chosen]
-    if not others:
-        return f"{chosen.arm} is the only arm left; {later}"
-    if surest is chosen or surest.q <= chosen.q:
-        second = max(others, key=lambda one: one.q)
-        return (
-            f"{chosen.arm} is expected to earn the most, {chosen.q:.4g} (next: {second.arm}, {second.q:.4g}); {later}"
-        )
-    if chosen.bonus > 0:
-        return (
-            f"{surest.arm} is expected to earn more ({surest.q:.4g} against {chosen.q:.4g}), but {chosen.arm} may well "
-            f"be better than it looks (bonus {chosen.bonus:.4g} against {surest.bonus:.4g}); {later}"
-        )
-    if chosen.q < 0.999 * surest.q:  # a fixed order does not choose by scores
-        return f"{chosen.arm} is next in the order, {chosen.q:.4g} ({surest.arm}: {surest.q:.4g}); {later}"
-    return f"{chosen.arm} and {surest.arm} are as good as equal ({chosen.q:.7g}, {surest.q:.7g}); {later}"
 
 
 COMMAND = CommandSpec(
     name="explain",
     summary=(
         "Show why a slate is chosen: probability, Q, width, bonus and score of every arm at every position, and the\n"
-        "features that carried the choice, as named parts of the log-odds of a click."
+        "features that carried the choice, as named parts of the log-odds of a click. With --session ID and a log, a\n"
+        "state folder or Kafka: the session that was served, planned again, what was shown, answered and learned. If\n"
+        "the plan is not the recorded decision, the exit code is 1."
     ),
     examples=(
         "adcascade explain --parameters parameters.json --context '[0.4, -1.1]'",
         'adcascade explain --parameters parameters.json --context \'{"age": 31, "device": "mobile"}\'',
+        "adcascade explain log.gz --session user-17 --html why.html                  # why this user saw that ad",
+        "adcascade explain --state /var/lib/adcascade --session user-17 --why-not shoes",
         "adcascade explain --parameters parameters.json --context @context.json --exclude shoes --json -",
         "adcascade explain --parameters parameters.json --context '[0, 0]' --policy greedy --horizon 3",
         "adcascade explain --parameters parameters.json --context '[0.4, -1.1]' --session user-17   # as it was served",

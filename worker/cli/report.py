@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
-from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection
+from worker.cli.options.brokers import BROKER, PREFIX, SECURITY
 from worker.cli.options.parser import JSON, CommandSpec, Option
+from worker.cli.options.source import source
 from worker.cli.options.times import duration, timestamp
-from worker.console import check_writable, note, progress, table, write_file, write_result
-from worker.embedded.state import StateView
+from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
-from worker.logs.findings import Findings
-from worker.logs.format import LogWriter
-from worker.logs.ordered import OrderedLog, read_log
-from worker.logs.sources import write_state
 from worker.report.document import report_on
 from worker.report.page import page
 from worker.report.period import WEEK, chosen_period
 from worker.report.tables import WORDS, changes, heads, tables
 from worker.stream.accounts import DAY
-from worker.stream.topology import Topics
 
 #: Topics that a report needs: the journal has what came of arrivals and clicks.
 TOPICS: Final = ("journal", "parameters", "parameters-history", "episodes")
@@ -88,51 +80,14 @@ def run(options: argparse.Namespace) -> None:
     check_writable(options.json, options.html)
     if options.html == "-":
         raise InputError("--html needs the name of a file")
-    with _source(options) as log:
+    length = DAY if options.period is None else options.period
+    since = chosen_period(0, _now(), length, options.until).before.since if length else None
+    with source(options, TOPICS, since=since) as log:
         document = report_on(log, length=options.period, until=options.until, by=options.by)
     if options.html is not None:
         write_file(options.html, page(document).encode())
         note(f"wrote {options.html}")
     write_result(options.json, document, text(document))
-
-
-@contextmanager
-def _source(options: argparse.Namespace) -> Iterator[OrderedLog]:
-    """Open the one source of the options as a log."""
-    flags = [f"--{name}" for name in ("state", "broker") if _is_typed(options, name)]
-    given = [*([options.log] if options.log is not None else []), *flags]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are several sources: give one log, --state DIR or --broker HOST:PORT")
-    topics, stage = Topics(options.prefix), partial(progress, unit="lines")
-    with tempfile.TemporaryDirectory(prefix="adcascade-report-") as folder:
-        path = options.log
-        if path is None:
-            path = Path(folder) / "log.jsonl"
-            _fetch(options, topics, path)
-        with read_log(path, Findings(), topics=topics, stage=stage) as log:
-            yield log
-
-
-def _is_typed(options: argparse.Namespace, name: str) -> bool:
-    return any(word.partition("=")[0] == f"--{name}" for word in options.arguments)
-
-
-def _fetch(options: argparse.Namespace, topics: Topics, path: Path) -> None:
-    """Write a log of a state folder, or of the topics for the period and the one before."""
-    if options.state is not None and not (_is_typed(options, "broker")):
-        with StateView(options.state) as state, LogWriter(path) as log:
-            write_state(state, topics, log)
-        return
-    if options.broker is None:
-        raise InputError("what to report on is missing: a log, --state DIR or --broker HOST:PORT")
-    from worker.logs.record import Recorder, Span  # with a Kafka client, which only this source needs
-
-    length = DAY if options.period is None else options.period
-    since = chosen_period(0, _now(), length, options.until).before.since if length else None
-    span = Span(since=since)
-    recorder = Recorder(connection(options), topics, TOPICS, span)
-    with LogWriter(path) as log, progress("reading topics", None, unit="records") as bar:
-        recorder.run(log, lambda: False, lambda total, written: bar.advance(written))
 
 
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ import sys
 import zlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
@@ -192,16 +192,20 @@ class LogReader:
     """Read a log (``-``: standard input) once, line by line; a context manager.
 
     With `skip_bad`, reading continues after a bad line, and accepts a truncated file. `lines` and `bad` count the lines
-    read so far and those skipped; `first_bad` is the defect of the first line skipped.
+    read so far and those skipped; `first_bad` is the defect of the first line skipped. Of the bytes of each line after
+    the first, `wanted` says whether it is to be decoded; all are by default.
     """
 
-    def __init__(self, path: str | Path, *, skip_bad: bool = False) -> None:
+    def __init__(
+        self, path: str | Path, *, skip_bad: bool = False, wanted: Callable[[bytes], bool] = lambda line: True
+    ) -> None:
         self.lines = 0
         self.bad = 0
         self.first_bad = ""
         self._is_stdin = str(path) == "-"
         self.name = "standard input" if self._is_stdin else str(path)
         self._skip_bad = skip_bad
+        self._wanted = wanted
         try:
             self._raw: BinaryIO = sys.stdin.buffer if self._is_stdin else Path(path).open("rb")  # noqa: SIM115 - see __exit__
             buffered = cast(io.BufferedReader, self._raw)
@@ -224,6 +228,8 @@ class LogReader:
                 self._handle_defect(f"line {self.lines}: longer than {MOST_LINE} bytes")
                 while text and text[-1:] != b"\n":
                     text = self._readline()
+                continue
+            if self.lines > 1 and not self._wanted(text):
                 continue
             try:
                 line = decode_line(text, self.lines)
@@ -259,7 +265,9 @@ def check_new(path: str | Path) -> None:
 class LogWriter:
     """Write a log; a context manager, and a `Tap` of the embedded runner.
 
-    A file that exists and is not empty is refused. The log is compressed if its name ends in ``.gz``; ``-`` is standard
+    A file that exists and is not empty is refused. Lines that are not `wanted` are left out.
+
+    The log is compressed if its name ends in ``.gz``; ``-`` is standard
     output.
 
     >>> import tempfile
@@ -271,8 +279,9 @@ class LogWriter:
     [7]
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, wanted: Callable[[bytes], bool] | None = None) -> None:
         self.lines = 0
+        self._wanted = wanted
         self._is_stdout = str(path) == "-"
         self.name = "standard output" if self._is_stdout else str(path)
         with self._failing_as(InputError):
@@ -297,6 +306,8 @@ class LogWriter:
 
     def write_line(self, line: bytes) -> None:
         """Write a line that `encode_line` has made."""
+        if self._wanted is not None and not self._wanted(line):
+            return
         with self._failing_as(FailedError):
             self._file.write(line)
         self.lines += 1

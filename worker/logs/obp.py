@@ -20,7 +20,6 @@ from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.stream.events import Decision
-from worker.stream.session import answered
 
 COLUMNS: Final = ("", "timestamp", "item_id", "position", "click", "propensity_score", "session_id", "arm", "reward")
 
@@ -67,12 +66,9 @@ class ObpTable:
         if first is None or first.parameters_version not in versions or first.arm is None:
             return NO_ARRIVAL
         settings = versions[first.parameters_version].settings
-        until = trace.arrived_at + settings.session_timeout
-        if until > latest and first.mode != "imported":
+        if trace.arrived_at + settings.session_timeout > latest and first.mode != "imported":
             return "not over at the end of the log"
-        whole = settings.unanswered == "passed"
-        reactions = trace.facts if trace.openings else trace.clicks
-        shown, clicked = answered(first.slate, reactions, whole_slate=whole, first=trace.arrived_at, last=until)
+        shown, clicked = trace.answered(first.slate, settings)
         displayed = shown if clicked else min(shown + 1, len(first.slate))
         found = []
         for position, arm in enumerate(first.slate[:displayed], start=1):

@@ -12,9 +12,10 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -106,12 +107,18 @@ def read_log(
     *,
     topics: Topics | None = None,
     skip_bad: bool = False,
+    session: str | None = None,
     stage: Stage = silent,
 ) -> Iterator[OrderedLog]:
-    """Read a log, to be used in this context; raise `InputError` if it has no records of these topics."""
+    """Read a log, to be used in this context; raise `InputError` if it has no records of these topics.
+
+    With a `session` only lines that may be about it are decoded, and versions are checked when they are read.
+    """
+    topics = topics or Topics()
+    wanted = (lambda line: True) if session is None else about(session, topics)
     with closing(temporary_database(_TABLES)) as database:
-        with LogReader(path, skip_bad=skip_bad) as reader, stage("reading", None) as bar:
-            log = OrderedLog(database, reader, topics or Topics(), findings, stage)
+        with LogReader(path, skip_bad=skip_bad, wanted=wanted) as reader, stage("reading", None) as bar:
+            log = OrderedLog(database, reader, topics, findings, stage, checked=session is None)
             for line in ticking(reader, bar):
                 log.add(line)
         if not any(log.counts.values()):
@@ -124,6 +131,35 @@ def read_log(
         yield log
 
 
+def plain_part(session_id: str) -> bytes:
+    """Return the longest part of an id that JSON escapes nowhere; it may be empty.
+
+    >>> plain_part("Zoë/user-17")
+    b'user-17'
+    """
+    return max(re.findall(rb"[\w.:-]+", session_id.encode()), key=len, default=b"")
+
+
+def about(session_id: str, topics: Topics) -> Callable[[bytes], bool]:
+    """Return whether a line, as bytes, has a version or an episode, or may be about a session, however it is escaped.
+
+    >>> [about("s-1", Topics())(line) for line in (b'{"key":"s-1"}', b'{"key":"s-10"}', b'{"topic":"ads.episodes"}')]
+    [True, False, True]
+    """
+    plain = plain_part(session_id)
+    edge = rb"[\w.:-]" if plain == session_id.encode() else rb"\Z."
+    alone = re.compile(rb"(?<!%b)%b(?!%b)" % (edge, re.escape(plain), edge)).search
+    names = topics.parameters, topics.parameters_history, topics.episodes
+    parameters, history, episodes = (f'{topic}"'.encode() for topic in names)
+
+    def is_about(line: bytes) -> bool:
+        if plain in line and alone(line):
+            return True
+        return episodes in line or parameters in line or history in line or b"_base64" in line
+
+    return is_about
+
+
 class OrderedLog:
     """Add the lines of a log in any order and yield its records in order.
 
@@ -132,11 +168,18 @@ class OrderedLog:
     """
 
     def __init__(
-        self, database: sqlite3.Connection, reader: LogReader, topics: Topics, findings: Findings, stage: Stage
+        self,
+        database: sqlite3.Connection,
+        reader: LogReader,
+        topics: Topics,
+        findings: Findings,
+        stage: Stage,
+        *,
+        checked: bool = True,
     ) -> None:
         self.reader = reader
         self.stage = stage
-        self.versions = RecordedVersions(findings, database)
+        self.versions = RecordedVersions(findings, database, checked=checked)
         self._database = database
         self.counts = dict.fromkeys(TOPICS, 0)
         self.entry_count = 0

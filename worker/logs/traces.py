@@ -42,18 +42,20 @@ class SessionTrace:
     arrivals : without repetitions; several if two arrivals have the same id and time. Their contexts have the columns
         of the version that their time calls for (see `TraceReader.arrivals`)
     values : the bytes of each of them
-    openings : `opened` of the journal, with their lines
+    openings : `opened` of the journal, with their entries
     decisions : with their entries
     facts, clicks : feedback of the journal, and of the clicks
+    fact_offsets : the offset of each of the facts
     """
 
     session_id: str
     arrived_at: int
     arrivals: list[Arrival] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
-    openings: list[tuple[int, Opened]] = field(default_factory=list)
+    openings: list[tuple[Entry, Opened]] = field(default_factory=list)
     decisions: list[tuple[Entry, Decision]] = field(default_factory=list)
     facts: list[FeedbackFact] = field(default_factory=list)
+    fact_offsets: list[int] = field(default_factory=list)
     clicks: list[Feedback] = field(default_factory=list)
 
     @property
@@ -192,7 +194,7 @@ class TraceReader:
     def _read_opened(self, entry: Entry) -> None:
         opened = decode_journal(entry.value)
         if isinstance(opened, Opened):
-            self._trace(opened.session_id, opened.arrived_at).openings.append((entry.line, opened))
+            self._trace(opened.session_id, opened.arrived_at).openings.append((entry, opened))
 
     def _read_decision(self, entry: Entry) -> None:
         try:
@@ -212,3 +214,4 @@ class TraceReader:
         if isinstance(fact, FeedbackFact):
             for trace in self._open.get(fact.session_id, ()):
                 trace.facts.append(fact)
+                trace.fact_offsets.append(entry.offset)

@@ -3,6 +3,8 @@
 Rules that hold in this file:
 
 - A log may hold thousands of versions of half a megabyte each, so their bytes are in the temporary database of the log.
+- In memory is the outline of a version: its record without arms and arrays. All of a record is decoded, and its hash
+  checked, when it is added, or where only few are needed (`checked` false) when it is read.
 - A version may be recorded several times: by repeated lines, or published again from a newer position in the journal.
   Its hash must be the same.
 - Versions that only the history has, which is thinned, are checked and plan decisions. Learning does not start from
@@ -26,15 +28,15 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from worker.errors import ParametersError
+from worker.errors import AdcascadeError
 from worker.logs.findings import Findings, Mismatch
 from worker.logs.format import cannot_sort
 from worker.stream.feature_changes import encoder_of
 from worker.stream.features import ContextEncoder, FormerFeatures
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import LearningSettings
+from worker.stream.settings import SETTINGS, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_records import ArmRecord
+from worker.stream.version_records import ArmRecord, VersionRecord
 from worker.stream.versions import KEPT
 
 PLANNERS: Final = 16  # planners kept in memory
@@ -60,6 +62,25 @@ class PublishedVersion:
     row: int
 
 
+_OUTLINE: Final = frozenset(
+    [
+        *("version", "sha256", "parent_sha256", "effective_at", "window_end", "journal_offset", "resume_offset"),
+        *("folds", "former_features", *SETTINGS),
+    ]
+)
+_decode_outline: Final[Callable[[bytes], Any]] = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "Outline",
+        [
+            (one.name, one.type) if one.required else (one.name, one.type, one.default)
+            for one in msgspec.structs.fields(VersionRecord)
+            if one.name in _OUTLINE
+        ],
+        kw_only=True,
+    )
+).decode
+
+
 @dataclass(slots=True)
 class RecordedVersion:
     """The fields of a version that are kept in memory; `published` unless only the history has it."""
@@ -69,6 +90,7 @@ class RecordedVersion:
     parent_sha256: str
     effective_at: int
     window_end: int | None
+    folds: int
     settings: LearningSettings
     former: FormerFeatures | None
     records: list[PublishedVersion]
@@ -78,10 +100,11 @@ class RecordedVersion:
 class RecordedVersions:
     """All versions of a log, whose bytes are in the table of records of this database."""
 
-    def __init__(self, findings: Findings, database: sqlite3.Connection) -> None:
+    def __init__(self, findings: Findings, database: sqlite3.Connection, *, checked: bool = True) -> None:
         self.known: dict[int, RecordedVersion] = {}
         self._findings = findings
         self._database = database
+        self._checked = checked
         #: The planner of a version.
         self.planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
 
@@ -90,33 +113,36 @@ class RecordedVersions:
     def add(self, value: bytes | None, *, row: int, line: int, published: bool = True) -> None:
         """Add a record of the parameters or, not `published`, of their history; `row` is that of the database."""
         try:
-            parameters = decode_parameters(value or b"")
-        except ParametersError as error:
+            if self._checked:
+                decode_parameters(value or b"")
+            head = _decode_outline(value or b"")
+            settings = LearningSettings(**{name: getattr(head, name) for name in SETTINGS})
+        except (AdcascadeError, msgspec.DecodeError, ValueError) as error:
             if published:
                 expected, number = "a readable version", _number(value)
                 self._findings.add(Mismatch("version", "record", expected, str(error), line=line, version=number))
             return
-        sha256 = orjson.loads(value or b"")["sha256"]
-        known = self.known.get(parameters.version)
+        known = self.known.get(head.version)
         if known is None:
-            known = self.known[parameters.version] = RecordedVersion(
-                parameters.version,
-                sha256,
-                parameters.parent_sha256,
-                parameters.effective_at,
-                parameters.window_end,
-                parameters.settings,
-                parameters.former,
+            known = self.known[head.version] = RecordedVersion(
+                head.version,
+                head.sha256,
+                head.parent_sha256,
+                head.effective_at,
+                head.window_end,
+                head.folds,
+                settings,
+                None if head.former_features is msgspec.UNSET else head.former_features,
                 [],
                 published,
             )
-        elif known.sha256 != sha256:
+        elif known.sha256 != head.sha256:
             name = "sha256 of another record of it"
-            self._findings.add(Mismatch("version", name, known.sha256, sha256, line=line, version=parameters.version))
+            self._findings.add(Mismatch("version", name, known.sha256, head.sha256, line=line, version=head.version))
             return
         known.published |= published
-        if all(kept.journal_offset != parameters.journal_offset for kept in known.records):
-            known.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, row))
+        if all(kept.journal_offset != head.journal_offset for kept in known.records):
+            known.records.append(PublishedVersion(head.journal_offset, head.resume_offset, row))
             known.records.sort(key=lambda kept: kept.journal_offset)
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────────

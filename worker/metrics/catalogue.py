@@ -23,6 +23,7 @@ from typing import Final, Literal, NamedTuple
 from worker import __version__
 from worker.stream.calibration import SESSIONS
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
+from worker.stream.lift import GROUPS, OUTCOMES, Interval
 from worker.stream.session import ENDINGS
 from worker.stream.troubles import LEVELS, TROUBLES
 
@@ -125,6 +126,19 @@ CATALOGUE: Final = (
     _counter(
         "adcascade_ad_explored_total", "Displays of an ad with mode explore, random or warmup, which learn.", arm=AN_AD
     ),
+    # The control group: the comparison of the newest version, the same in every worker.
+    _gauge(
+        "adcascade_lift",
+        "What adcascade earns more per session than the control group, relative to it, with the ends of an interval "
+        "that holds at all looks. Absent without a control group, and while too little is known.",
+        outcome=OUTCOMES,
+        bound=Interval._fields,
+    ),
+    _gauge(
+        "adcascade_lift_per_session", "Revenue, or clicks, per session of either group.", outcome=OUTCOMES, group=GROUPS
+    ),
+    _gauge("adcascade_lift_sessions", "Sessions that were compared.", group=GROUPS),
+    _gauge("adcascade_guarded", "1 while the guardrail stops exploration, otherwise 0."),
     # Exploration.
     _gauge(
         "adcascade_explored_share",

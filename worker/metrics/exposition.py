@@ -15,6 +15,7 @@ from worker.metrics.catalogue import CATALOGUE, MOST_ADS, MOST_POSITIONS, POSITI
 from worker.metrics.history import Histogram, Snapshot
 from worker.stream.accounts import ROWS
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
+from worker.stream.lift import GROUPS, OUTCOMES, Lift
 from worker.stream.parameters import Parameters
 from worker.stream.session import ENDINGS
 from worker.stream.topology import Tally
@@ -76,6 +77,7 @@ def _labelled(snapshot: Snapshot) -> dict[str, Series]:
     positions = POSITIONS[: snapshot.horizon] if snapshot.horizon <= MOST_POSITIONS else POSITIONS
     return _counted(snapshot.now.tally, positions) | {
         **({} if snapshot.parameters is None else _of_ads(snapshot.parameters)),
+        **({} if snapshot.parameters is None else _of_lift(snapshot.parameters.lift)),
         "regret_time_averaged": _time_averaged(snapshot),
         "accounting_imbalance": {(name,): value for name, value in snapshot.imbalance.items()},
         "consumer_lag_records": {(topic,): value for topic, value in snapshot.lag.items()},
@@ -134,6 +136,24 @@ def _of_ads(parameters: Parameters) -> dict[str, Series]:
     sums = dict(zip(ROWS, parameters.accounts.total.of(len(parameters.arms)), strict=True))
     shown = np.argsort(-sums["revenue"], kind="stable")[:MOST_ADS].tolist()
     return {f"ad_{name}_total": {(parameters.arms[k].arm,): row[k] for k in shown} for name, row in sums.items()}
+
+
+def _of_lift(lift: Lift | None) -> dict[str, Series]:
+    """Return the comparison with the control group, as far as it is known."""
+    if lift is None:
+        return {}
+    found = {outcome: known for outcome in OUTCOMES if (known := lift.compare(outcome)) is not None}
+    return {
+        "lift": {
+            (outcome, bound): value
+            for outcome, known in found.items()
+            for bound, value in ({} if known.relative is None else known.relative._asdict()).items()
+        },
+        "lift_per_session": {
+            (outcome, group): getattr(known, group) for outcome, known in found.items() for group in GROUPS
+        },
+        "lift_sessions": {(group,): sessions for group, sessions in zip(GROUPS, lift.groups[:, 0], strict=True)},
+    }
 
 
 def _time_averaged(snapshot: Snapshot) -> Series:

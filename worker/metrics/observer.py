@@ -161,6 +161,7 @@ class Metrics:
                 "explore_budget": parameters.explore_budget,
                 "beta": parameters.beta,
                 "frozen": float(parameters.frozen),
+                "guarded": float(parameters.guarded),
                 "parameters_version": parameters.version,
                 "parameters_timestamp_seconds": parameters.made_at / 1000,
                 "parameters_effective_timestamp_seconds": parameters.effective_at / 1000,
@@ -179,6 +180,15 @@ class Metrics:
         self._report_unanswered(answered)
         self.troubles.set("calibration", parameters.calibration.sentence if parameters.calibration.is_bad else "")
         self.troubles.set("misfit", "; ".join(one.sentence for one in missed))
+        self._report_lift(parameters)
+
+    def _report_lift(self, parameters: Parameters) -> None:
+        lift = parameters.lift
+        told = "" if lift is None else lift.sentence
+        self.troubles.set("loss", told if lift is not None and lift.is_loss else "")
+        self.troubles.set("guarded", told if parameters.guarded else "")
+        mismatch = None if lift is None else lift.mismatch
+        self.troubles.set("sample-ratio", "" if mismatch is None else f"it has {mismatch:.2f} of its size")
 
     def _report_unanswered(self, answered: Answering | None) -> None:
         if answered is None or not answered.collapsed:

@@ -85,8 +85,8 @@ class DecisionAudit:
         for trace in traces:
             for entry, decision in trace.decisions:
                 self._check_decision(trace, entry, decision, planned.get((trace, decision.parameters_version), ()))
-            for line, opened in trace.openings:
-                self._check_opened(trace, line, opened, planned.get((trace, opened.parameters_version), ()))
+            for entry, opened in trace.openings:
+                self._check_opened(trace, entry.line, opened, planned.get((trace, opened.parameters_version), ()))
             self._add_up(trace, planned)
 
     def _plan(self, traces: Sequence[SessionTrace]) -> Planned:

@@ -137,7 +137,7 @@ class SessionCounter:
 def columns(settings: LearningSettings) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """Yield the features that users can be grouped by: name, first column, and the values of a category."""
     if settings.features is None or not settings.features.context:
-        yield from ((f"number {place + 1}", place, ()) for place in range(settings.dim))
+        yield from ((f"x[{place + 1}]", place, ()) for place in range(settings.dim))
         return
     first = 0
     for feature in settings.features.context:

@@ -103,14 +103,14 @@ def heads(document: Mapping[str, Any]) -> list[str]:
         each = amount(before["revenue_per_thousand"] / 1000)
         than = f", {_of_change(now)} on the {document['period']} before ({each})"
     clicks = f"{now['clicks']:,.0f} clicks in {now['sessions']:,.0f} sessions"
-    each = amount(now["revenue_per_thousand"] / 1000)
-    lines = [f"revenue per session: {each}{than}", f"{title}: {amount(now['revenue'])} earned by {clicks}"]
-    if (lift := document["lift"]) is None:
-        return lines
+    each, lift = amount(now["revenue_per_thousand"] / 1000), document["lift"]
+    headline, earned = f"revenue per session: {each}{than}", f"{title}: {amount(now['revenue'])} earned by {clicks}"
+    if lift is None:
+        return [headline, earned]
     if not lift["known"]:
-        return [*lines, f"against the control group: {lift['sentence']}"]
-    lines[0] = f"compared with the control group by {lift['sessions']:,} sessions since {moment(lift['since'])}"
-    return [lift["sentence"], f"{lines[1]}, {each} per session{than}", lines[0]]
+        return [headline, earned, f"against the control group: {lift['sentence']}"]
+    by = f"by {lift['sessions']:,} sessions since {moment(lift['since'])}, with 95 % certainty"
+    return [lift["sentence"], f"{earned}, {each} per session{than}", f"compared with the control group {by}"]
 
 
 def changes(document: Mapping[str, Any]) -> list[str]:

@@ -120,23 +120,24 @@ def _worth(version: Parameters, contexts: Floats, slates: Ints) -> Floats:
 def _other_slates(window: ClosedWindow, rows: Ints, control: Bools, version: Parameters, contexts: Floats) -> Ints:
     """Return the slate of each session, as indices, that it would have had in the other group."""
     planner, slates = SlatePlanner(version), np.full((len(rows), version.settings.horizon), NO_ARM, dtype=np.intp)
-    plans, names = ([part[row] for row in rows.tolist()] for part in (window.plans, [key[0] for key in window.keys]))
-    excluded = _excluded([plan.exclude for plan in plans], version)
-    arrivals = {
-        row: Arrival(session_id=names[row], occurred_at=0, context=(), exclude=excluded[row])
-        for row in np.flatnonzero(control).tolist()
-    }
-    planned = planner.plan(list(arrivals.values()), [plans[row].context for row in arrivals], control_share=0.0)
-    for row, slate in zip(arrivals, planned, strict=True):
-        slates[row, : len(slate.arms)] = [planner.index[arm] for arm in slate.arms]
-    outside = np.flatnonzero(~control)
-    rest = outside.tolist()
-    masked = planner.masked([excluded[row] for row in rest])
-    slates[outside] = planner.slates("control", [names[row] for row in rest], contexts[outside], masked).arms
+    inside, outside = (rows[control].tolist(), rows[~control].tolist())
+    arrivals = [
+        Arrival(session_id=window.keys[row][0], occurred_at=0, context=(), exclude=excluded)
+        for row, excluded in zip(inside, _excluded(window, inside, version), strict=True)
+    ]
+    planned = planner.plan(arrivals, [window.plans[row].context for row in inside], control_share=0.0)
+    for place, slate in zip(np.flatnonzero(control).tolist(), planned, strict=True):
+        slates[place, : len(slate.arms)] = [planner.index[arm] for arm in slate.arms]
+    masked = planner.masked(_excluded(window, outside, version))
+    names = [window.keys[row][0] for row in outside]
+    slates[~control] = planner.slates("control", names, contexts[~control], masked).arms
     return slates
 
 
-def _excluded(packed: Sequence[bytes], version: Parameters) -> list[tuple[str, ...]]:
-    """Return the ids of excluded ads that a version knows."""
-    indices = packed_indices(version.indices) if any(packed) else {}
+def _excluded(window: ClosedWindow, rows: Sequence[int], version: Parameters) -> list[tuple[str, ...]]:
+    """Return the ids of the ads that some sessions exclude and a version knows."""
+    packed = [window.plans[row].exclude for row in rows]
+    if not any(packed):
+        return [()] * len(packed)
+    indices = packed_indices(version.indices)
     return [tuple(version.arms[index].arm for index in excluded_indices(one, indices)) for one in packed]

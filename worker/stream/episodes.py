@@ -31,6 +31,7 @@ from worker.stream.events import CalibrationRecord, Episode
 from worker.stream.feature_changes import contexts_of
 from worker.stream.folding import one_thread
 from worker.stream.joining import ClosedWindow
+from worker.stream.lift import Lift
 from worker.stream.misfit import missed_by
 from worker.stream.parameters import Parameters
 
@@ -125,15 +126,16 @@ def episode_of(
     kept: Mapping[int, Parameters],
     predicted: Predicted | None = None,
     *,
+    lift: Lift | None,
     steps: int | None,
     rejected: str | None,
     late: int,
 ) -> Episode:
     """Return the episode of a window that was closed under `parent`, with `current` in force since.
 
-    `kept` are the versions that may have served it; `predicted` is what the parent expected of its displays; `steps`
-    are those of Newton's method, None without a fold; `rejected` is why there is no usable estimate; `late` are the
-    records that came late since the last episode.
+    `kept` are the versions that may have served it; `predicted` is what the parent expected of its displays; `lift` is
+    the comparison up to its end; `steps` are those of Newton's method, None without a fold; `rejected` is why there is
+    no usable estimate; `late` are the records that came late since the last episode.
     """
     nothing: tuple[float | None, float | None] = (None, None)
     with one_thread(), np.errstate(all="ignore"):
@@ -173,6 +175,8 @@ def episode_of(
         lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
         unanswered_arms=answered.unanswered or None if answered else None,
         kept=current.kept if steps is not None and current.kept < 1 else None,
+        lift=None if lift is None else lift.figures,
+        guarded=current.guarded,
         calibration=calibration,
         missed=tuple(missing) if missing else None,
     )

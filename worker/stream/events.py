@@ -352,6 +352,35 @@ class Tag(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_f
     version: Annotated[Count | None, described("Version; null removes the name.")]
 
 
+class ComparedOutcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """An outcome per session: revenue, or clicks."""
+
+    policy: Annotated[Number, described("Of all sessions outside of the control group.")]
+    control: Annotated[Number, described("Of the control group.")]
+    difference: Annotated[
+        tuple[Number, Number, Number], described("Policy less control, and the ends of the interval.")
+    ]
+    relative: Annotated[
+        tuple[Number, Number, Number] | None,
+        described("The difference as a share of the control, and the ends of the interval; null or absent: unknown."),
+    ] = None
+
+
+class LiftFigures(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Comparison with the control group over all closed windows; intervals hold at all looks together with 95 %."""
+
+    control: Annotated[Identifier, described("What the control group gets.")]
+    since: Milliseconds
+    sessions: Annotated[Count, described("Sessions that were compared.")]
+    control_sessions: Annotated[Count, described("Those of the control group.")]
+    sentence: Annotated[str, described("The comparison of the revenue, for people.")]
+    revenue: Annotated[ComparedOutcome | None, described("null or absent while too little is known.")] = None
+    clicks: Annotated[ComparedOutcome | None, described("null or absent while too little is known.")] = None
+    mismatch: Annotated[
+        Number | None, described("Size of the control group relative to what it should be, if it is wrong.")
+    ] = None
+
+
 class PredictedClicks(Struct, frozen=True, kw_only=True, gc=False):
     """Predicted and observed clicks of several parts of the displays, a number of each part."""
 
@@ -469,6 +498,10 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
             "because users or ads have changed, or by the setting forgetting. Missing: all of it was kept."
         ),
     ] = None
+    lift: Annotated[LiftFigures | None, described("Comparison with the control group; missing: there is none.")] = None
+    guarded: Annotated[bool, described("Whether exploration is stopped, because of a certain loss. Missing: no.")] = (
+        False
+    )
 
     calibration: Annotated[
         CalibrationRecord | None, described("Clicks as predicted. Missing before the second fold.")

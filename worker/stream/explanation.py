@@ -1,7 +1,8 @@
 """The reasons for a slate: every number behind it, in float64, next to the choice that serving makes.
 
-The choice comes from the kernel that serves, in float32. The numbers are computed again in float64, so of two arms
-whose scores agree in the first seven digits the choice may seem to be the second best.
+With a session id the slate is the one that serving plans for it, drawn by lot or not. Without an id it is that of the
+policy, greedy where that draws. The choice comes from the kernel that serves, in float32. The numbers are computed
+again in float64, so of two arms whose scores agree in the first seven digits the choice may seem to be the second best.
 
 Arm k at position h is clicked with probability f = f_kh. Of the users who do not click, the share s = min(1, ρ_k r_h)
 goes on, 1 where rates are not learned (docs/math.md §8). With repeats, all eligible arms compete at every position:
@@ -21,9 +22,9 @@ for the rest by the revenue of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -33,9 +34,15 @@ from worker.bandit.ordering import by_worth
 from worker.bandit.planning import Masked, Planner, optimal_values
 from worker.bandit.policies import Fixed, Greedy, MyopicUcb, Random, policy_named
 from worker.errors import InputError
-from worker.stream.chance import lottery, session_uniforms, stable_keys
+from worker.stream.chance import stable_keys
+from worker.stream.contexts import pack_context
+from worker.stream.events import Arrival
 from worker.stream.parameters import Parameters, confidence_radius
+from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.tastes import Contribution, context_columns, contributions, position_effect, strongest_first
+
+SCORES: Final = "scores"
+GREEDY: Final = "greedy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +68,19 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A position of the slate: the competing arms, the choice, and the revenue of a user who goes on (continuation)."""
+    """A position of the slate: the competing arms, the choice, and the revenue of a user who goes on (continuation).
+
+    way : how it was chosen: by the highest score, or by something else (`way_of`)
+    out : why each of the other arms could not be shown here
+    """
 
     position: int
     continuation: float
     choice: str | None
     mode: str
     arms: tuple[Candidate, ...]
+    way: str = SCORES
+    out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +91,11 @@ class Explanation:
     positions: tuple[Position, ...]
     notes: tuple[str, ...]
 
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The mode of each position."""
+        return tuple(position.mode for position in self.positions)
+
 
 def explain(
     parameters: Parameters,
@@ -86,11 +104,12 @@ def explain(
     *,
     session: str | None = None,
     names: tuple[str, ...] | None = None,
+    served: Slate | None = None,
 ) -> Explanation:
     """Plan one session with this context, (d,), as it came, without the arms at the indices `excluded`.
 
-    `session` is its id: it spreads optimism, and breaks ties with a threshold. `names` are those of the numbers of the
-    context, if they are not those of the version.
+    `session` is its id: it decides all that is left to chance. `names` are those of the numbers of the context, if they
+    are not those of the version. `served` is the slate of the session if that is known.
     """
     given, context = context, parameters.prepared(context[None, :])[0]
     if parameters.settings.beta == "theory" and parameters.radius <= 0:  # a file written by hand may have none
@@ -106,16 +125,25 @@ def explain(
     planner = parameters.planner()
     eligible = np.array([], dtype=np.intp) if planner is None else np.setdiff1d(planner.shown, excluded)
     if planner is None or not len(eligible):
-        nothing = Position(position=1, continuation=0.0, choice=None, mode="none", arms=())
+        out = _out(parameters, eligible, [], ())
+        nothing = Position(position=1, continuation=0.0, choice=None, mode="none", arms=(), out=out)
         return Explanation(slate=(), positions=(nothing,), notes=("no arm is eligible: the slate is empty",))
     with np.errstate(all="ignore"):
-        slate, explored = _served(parameters, planner, context, planner.masked([excluded.tolist()]), session)
-        contest = _Contest(parameters, planner, context, eligible, session, explores=any(explored))
+        if session is not None and served is None:
+            served = _served(parameters, arrival_of(parameters, given, excluded, session))
+        if served is None:
+            slate, modes = _policys(parameters, planner, context, planner.masked([excluded.tolist()]))
+        else:
+            slate, modes = [parameters.indices[arm] for arm in served.arms], served.modes
+        contest = _Contest(parameters, planner, context, eligible, session, explores="explore" in modes)
         reasons = {
             index: contributions(parameters, index, given, context, names or context_columns(parameters))
             for index in eligible.tolist()
         }
-        positions = contest.positions(slate, explored, reasons)
+        way = way_of(parameters, modes[0] if served is not None and modes else "exploit", by_id=served is not None)
+        positions = contest.positions(slate, modes, reasons, way)
+        if served is None and (mode := _whole_slate(parameters)) is not None:
+            positions = [replace(position, mode=mode) for position in positions]
     return Explanation(
         slate=tuple(position.choice for position in positions if position.choice is not None),
         positions=tuple(positions),
@@ -123,24 +151,84 @@ def explain(
     )
 
 
-def _served(
-    parameters: Parameters, planner: Planner, context: Floats, masked: Masked | None, session: str | None
-) -> tuple[list[int], list[bool]]:
-    """Return the arms that serving shows, and whether each position explores; greedy for a policy that draws.
+def way_of(parameters: Parameters, mode: str, *, by_id: bool = True) -> str:
+    """Return how a slate of this mode is chosen: by scores, greedily by them, by a lot, in an order, or as fallback.
 
-    Without a session to break ties with a threshold by, all of them explore.
+    Under epsilon-greedy a lot decides at each position whether another arm takes the place of the best one; without the
+    id of a session, none does.
     """
-    settings, chance, keys = parameters.settings, None, None
-    if session is None:
-        parameters = replace(parameters, ties=())
-    else:
-        chance = session_uniforms(settings.salt, [session], settings.horizon)
-        keys = stable_keys([session], settings.salt)
-    policy = Greedy() if policy_named(settings.policy).draws else parameters.policy()
-    slates = policy.slates(planner, context[None, :], masked, chance, keys)
+    policy = policy_named(parameters.settings.policy)
+    how = parameters.settings.control if mode == "control" else mode
+    if how in ("explore", "exploit"):
+        return "order" if policy is Fixed else "epsilon" if policy.draws and by_id else SCORES
+    return _WAYS.get(how, SCORES)
+
+
+_WAYS: Final = {
+    **dict.fromkeys(("warmup", "random"), "lot"),
+    **dict.fromkeys(("fixed", "popular"), "order"),
+    **dict.fromkeys(("greedy", "guarded"), GREEDY),
+    "fallback": "fallback",
+}
+
+
+def planned_again(parameters: Parameters, arrival: Arrival, *, by_id: bool, mode: str) -> tuple[str, ...]:
+    """Return the arms that serving shows: by the id of the session, in its group by its mode; or else by the policy."""
+    if mode == "fallback":
+        return SlatePlanner(parameters).fallback(arrival).arms
+    if by_id:
+        return _served(parameters, arrival, control_share=float(mode == "control")).arms
+    planner = parameters.planner()
+    excluded = [parameters.indices[arm] for arm in arrival.exclude if arm in parameters.indices]
+    if planner is None or len(set(excluded) & set(planner.shown.tolist())) == len(planner.shown):
+        return ()
+    with np.errstate(all="ignore"):
+        context = parameters.prepared(np.array([arrival.context]))[0]
+        arms, _ = _policys(parameters, planner, context, planner.masked([excluded]))
+    return tuple(parameters.arms[arm].arm for arm in arms)
+
+
+def _served(parameters: Parameters, arrival: Arrival, control_share: float | None = None) -> Slate:
+    return SlatePlanner(parameters).plan([arrival], [pack_context(arrival.context)], control_share=control_share)[0]
+
+
+def arrival_of(parameters: Parameters, context: Floats, excluded: Ints, session: str) -> Arrival:
+    """Return the arrival of a session with this context, as it came, and these arms excluded."""
+    exclude = tuple(parameters.arms[index].arm for index in excluded.tolist())
+    return Arrival(session_id=session, occurred_at=0, context=tuple(context.tolist()), exclude=exclude)
+
+
+def _policys(
+    parameters: Parameters, planner: Planner, context: Floats, masked: Masked | None
+) -> tuple[list[int], tuple[str, ...]]:
+    """Return the slate of the policy and its modes: greedy if it draws, and a tie with a threshold explores."""
+    parameters = replace(parameters, ties=())
+    policy = Greedy() if policy_named(parameters.settings.policy).draws else parameters.policy()
+    slates = policy.slates(planner, context[None, :], masked)
     arms = slates.arms[0].tolist()
     length = arms.index(NO_ARM) if NO_ARM in arms else len(arms)
-    return arms[:length], slates.explored[0, :length].tolist()
+    modes = ("explore" if explored else "exploit" for explored in slates.explored[0, :length].tolist())
+    return arms[:length], tuple(modes)
+
+
+def _whole_slate(parameters: Parameters) -> str | None:
+    """Return the mode in which a version draws whole slates, None if it plans them."""
+    if parameters.is_warming_up:
+        return "warmup"
+    return "random" if policy_named(parameters.settings.policy) is Random else None
+
+
+def _out(parameters: Parameters, eligible: Ints, shown: list[int], competing: Collection[int]) -> dict[str, str]:
+    """Return why arms do not compete for the position after those shown."""
+
+    def why(index: int) -> str:
+        if not parameters.arms[index].active:
+            return "retired"
+        if index not in eligible:
+            return "excluded by the arrival"
+        return f"shown at position {shown.index(index) + 1}" if index in shown else "its turn in the order is over"
+
+    return {arm.arm: why(index) for index, arm in enumerate(parameters.arms) if index not in competing}
 
 
 def _spread(parameters: Parameters, session: str | None) -> Spread | None:
@@ -159,21 +247,19 @@ def _notes(parameters: Parameters, session: str | None) -> tuple[str, ...]:
     settings = parameters.settings
     policy = policy_named(settings.policy)
     notes = []
-    if parameters.is_warming_up:
+    if session is None and parameters.is_warming_up:
         notes.append(
             f"warm-up, {parameters.folds} of {settings.warmup} folds: serving draws any eligible arm at random; "
             f"this is the slate of {settings.policy}"
         )
-    elif policy is Random:
+    elif session is None and policy is Random:
         notes.append("random policy: serving draws any eligible arm; this is the slate of greedy")
     elif policy is Fixed:
         notes.append("fixed order: the first eligible ads of it, whatever they are expected to earn")
-    elif policy.draws:
+    elif session is None and policy.draws:
         notes.append(f"epsilon-greedy: with probability {settings.epsilon:g} a position shows any eligible arm instead")
-    if settings.random_share > 0:
-        drawn = session is not None and lottery(settings.salt, session) < settings.random_share
-        one = ", and this is one of them" if drawn else ""
-        notes.append(f"{settings.random_share:.1%} of sessions have a random slate instead (random_share){one}")
+    if session is None and settings.random_share > 0:
+        notes.append(f"{settings.random_share:.1%} of sessions have a random slate instead (random_share)")
     if policy.is_selective and not parameters.thresholds:
         notes.append("no exploration thresholds for this horizon: every position explores")
     if session is None and _has_spread(parameters):
@@ -232,20 +318,25 @@ class _Contest:
         return np.stack([self.cascade.chances(first, h) for h in range(self.settings.horizon)])
 
     def positions(
-        self, slate: list[int], explored: list[bool], reasons: dict[int, tuple[Contribution, ...]]
+        self,
+        slate: list[int],
+        modes: Sequence[str],
+        reasons: dict[int, tuple[Contribution, ...]],
+        way: str,
     ) -> list[Position]:
-        """Explain every position of the slate."""
-        if self.policy is MyopicUcb:
+        """Explain every position of the slate, which was chosen in this way."""
+        explored = [mode == "explore" for mode in modes]
+        if way not in (SCORES, GREEDY):
+            rounds = self._fillers(slate, 0, again=self.settings.repeats and way != "order")
+        elif self.policy is MyopicUcb and way != GREEDY:
             rounds = self._myopic(slate)
-        elif self.policy is Fixed:
-            rounds = self._fillers(slate, 0)
         elif self.settings.repeats:
             rounds = self._with_repeats(explored)
         else:
             rounds = self._without_repeats(slate, explored)
         return [
-            self._position(number, arm, explore, reasons, *round_)
-            for number, (arm, explore, round_) in enumerate(zip(slate, explored, rounds, strict=True), start=1)
+            self._position(slate, h, mode, way, reasons, *round_)
+            for h, (mode, round_) in enumerate(zip(modes, rounds, strict=True))
         ]
 
     def _with_repeats(self, explored: list[bool]) -> Iterator[_Round]:
@@ -287,8 +378,8 @@ class _Contest:
             yield np.arange(first, len(self.arms)), float(values[place + 1, left]), h, q, score
             first = place + 1
 
-    def _fillers(self, slate: list[int], start: int) -> Iterator[_Round]:
-        """Explain the positions from `start` on, which show arms that no score has chosen."""
+    def _fillers(self, slate: list[int], start: int, *, again: bool = False) -> Iterator[_Round]:
+        """Explain the positions from `start` on, which show arms that no score has chosen, perhaps `again`."""
         after = [0.0]  # revenue of the slate behind each position, from the last one on
         for h in range(len(slate) - 1, start, -1):
             place = self.arms == slate[h]
@@ -296,7 +387,8 @@ class _Contest:
         for h in range(start, len(slate)):
             behind = after[len(slate) - 1 - h]
             q = self._q(self.chances[h], behind, h)
-            yield np.flatnonzero(~np.isin(self.arms, slate[:h])), behind, h, q, q
+            gone = [] if again else slate[:h]
+            yield np.flatnonzero(~np.isin(self.arms, gone)), behind, h, q, q
 
     def _values(self, chances: Floats) -> Floats:
         """Return V(i, m), the best revenue from the columns i, i+1, … with m displays: (H, n) → (n+1, H+1)."""
@@ -314,47 +406,43 @@ class _Contest:
 
     def _position(
         self,
-        number: int,
-        arm: int,
-        explore: bool,
+        slate: list[int],
+        h: int,
+        mode: str,
+        way: str,
         reasons: dict[int, tuple[Contribution, ...]],
         columns: Ints,
         after: float,
-        h: int,
+        place: int,
         q: Floats,
         score: Floats,
     ) -> Position:
         catalogue, factors = self.parameters.arms, self.factors
         learned = self.parameters.answers is not None
-        effect = position_effect(self.parameters, h)
+        effect = position_effect(self.parameters, place)
         in_order = columns[np.argsort(self.arms[columns], kind="stable")]  # the order of the catalogue
         return Position(
-            position=number,
+            position=h + 1,
             continuation=after,
-            choice=catalogue[arm].arm,
-            mode=self._mode(explore),
+            choice=catalogue[slate[h]].arm,
+            mode=mode,
+            way=way,
+            out=_out(self.parameters, self.arms, slate[:h], frozenset(self.arms[columns].tolist())),
             arms=tuple(
                 Candidate(
                     arm=catalogue[self.arms[column]].arm,
-                    probability=float(self.chances[h, column]),
+                    probability=float(self.chances[place, column]),
                     q=float(q[column]),
                     width=float(self.widths[column]),
                     bonus=float(score[column] - q[column]),
                     score=float(score[column]),
-                    answer_rate=float(self.rates[h, column]) if learned else None,
+                    answer_rate=float(self.rates[place, column]) if learned else None,
                     spread=None if factors is None else float(factors[column]),
                     contributions=strongest_first(reasons[int(self.arms[column])] + effect),
                 )
                 for column in in_order.tolist()
             ),
         )
-
-    def _mode(self, explore: bool) -> str:
-        if self.parameters.is_warming_up:
-            return "warmup"
-        if self.policy is Random:
-            return "random"
-        return "explore" if explore else "exploit"
 
 
 def _in_order(

@@ -294,7 +294,17 @@ class Learner:
         if self._with_episodes:
             late = self._late - self._late_counted
             outcome.episodes.append(
-                episode_of(window, parent, self._current, kept, predicted, steps=steps, rejected=rejected, late=late)
+                episode_of(
+                    window,
+                    parent,
+                    self._current,
+                    kept,
+                    predicted,
+                    lift=self._lift,
+                    steps=steps,
+                    rejected=rejected,
+                    late=late,
+                )
             )
             self._late_counted = self._late
 

@@ -25,7 +25,7 @@ from msgspec import Meta, Struct
 
 from worker.bandit.arrays import Floats, frozen_array
 from worker.errors import InputError
-from worker.stream.events import MOST, Number, described
+from worker.stream.events import MOST, ComparedOutcome, LiftFigures, Number, described
 
 #: What is compared, and the two groups. Rows of the sums are in this order.
 OUTCOMES: Final = ("revenue", "clicks")
@@ -160,6 +160,12 @@ class Lift:
         off = multiplier(first[0] ** 2 / second[0, 0], MISMATCH_ALPHA) * math.sqrt(second[3, 3])
         return ratio if abs(ratio - 1) > MISMATCH and abs(first[3]) > off else None
 
+    @property
+    def is_loss(self) -> bool:
+        """Whether the policy certainly earns less than the control."""
+        found = self.compare("revenue")
+        return found is not None and found.difference.high < 0
+
     def exceeds(self, loss: float, sessions: int) -> bool:
         """Return whether the policy certainly loses more than this share of the revenue, after so many sessions."""
         found = self.compare("revenue") if loss and self.sessions >= sessions else None
@@ -172,21 +178,34 @@ class Lift:
         """The comparison of the revenue in one line."""
         found = self.compare("revenue")
         if found is None:
-            return (
-                f"revenue per session: not known yet, after {self.sessions:,} sessions, {self.groups[1, 0]:,.0f} of "
-                f"them in the control group ({self.name})"
-            )
+            return f"revenue per session against {self.name}: not known yet"
+        gained, low, high = in_words(found)
         line = f"revenue per session: {self.name} {found.control:.3g}, adcascade {found.policy:.3g}"
-        if found.relative is None:
-            estimate, low, high = (f"{number:+.3g}".replace("-", "−") for number in found.difference)
-            return f"{line}, {estimate} (between {low} and {high})"
-        estimate, low, high = percents(found.relative)
-        return f"{line}, {estimate} % (between {low} and {high})"
+        return f"{line}, {gained} (between {low} and {high})"
+
+    @property
+    def size(self) -> str:
+        """The numbers of sessions, for people."""
+        return f"{self.sessions:,} sessions, {self.groups[1, 0]:,.0f} of them in the control group"
 
     @property
     def name(self) -> str:
         """What the control group gets, in words."""
         return CONTROL_NAMES.get(self.control.partition(":")[0], self.control)
+
+    @property
+    def figures(self) -> LiftFigures:
+        """All that is known."""
+        return LiftFigures(
+            control=self.control,
+            since=self.since,
+            sessions=self.sessions,
+            control_sessions=int(self.groups[1, 0]),
+            sentence=self.sentence,
+            revenue=_outcome(self.compare("revenue")),
+            clicks=_outcome(self.compare("clicks")),
+            mismatch=self.mismatch,
+        )
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -213,14 +232,28 @@ CONTROL_NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def percents(interval: Interval) -> tuple[str, ...]:
-    """Return an interval in per cent, with a decimal where that says something.
+def in_words(found: Comparison) -> tuple[str, str, str]:
+    """Return the lift and the ends of its interval, in per cent if that is known.
 
-    >>> percents(Interval(0.3, -0.004, 0.37)), percents(Interval(0.118, 0.108, 0.128))
-    (('+30', '+0', '+37'), ('+11.8', '+10.8', '+12.8'))
+    >>> in_words(Comparison(policy=2, control=2, difference=Interval(0, 0, 0), relative=Interval(0.3, -0.004, 0.37)))
+    ('+30 %', '+0', '+37')
     """
-    decimals = 0 if interval.high - interval.low > 0.05 else 1
-    return tuple(f"{round(100 * number, decimals) + 0.0:+.{decimals}f}".replace("-", "−") for number in interval)
+    if found.relative is None:
+        gained, low, high = (f"{number:+.3g}".replace("-", "−") for number in found.difference)
+        return gained, low, high
+    decimals = 0 if found.relative.high - found.relative.low > 0.05 else 1
+    gained, low, high = (
+        f"{round(100 * number, decimals) + 0.0:+.{decimals}f}".replace("-", "−") for number in found.relative
+    )
+    return f"{gained} %", low, high
+
+
+def _outcome(found: Comparison | None) -> ComparedOutcome | None:
+    if found is None:
+        return None
+    return ComparedOutcome(
+        policy=found.policy, control=found.control, difference=found.difference, relative=found.relative
+    )
 
 
 def multiplier(sessions: float, alpha: float = ALPHA) -> float:

@@ -85,6 +85,21 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         "Two features matter together, and the model cannot learn it: what it says of its regret is too low.",
         "Declare the cross in the features and run adcascade features apply (docs/proof.md).",
     ),
+    # The control group.
+    "loss": TroubleKind(
+        "The control group certainly earns more per session than what adcascade chooses.",
+        "Look whether predictions hold (status page), and whether clients show the slates and report clicks of both "
+        "groups alike. --max-loss stops exploration while the loss lasts; --policy fixed goes back to the order.",
+    ),
+    "guarded": TroubleKind(
+        "The guardrail has stopped exploration: the loss against the control group is certain, and above --max-loss.",
+        "Look for the cause of the loss. Exploration goes on by itself once the loss is no longer certain.",
+    ),
+    "sample-ratio": TroubleKind(
+        "The control group has another size than --control-share says, so the lift cannot be believed.",
+        "Look for what one group loses: decisions that a client drops, arrivals that are sent again under other ids. "
+        "With few users, by user_id, it may be chance.",
+    ),
     "norms": TroubleKind(
         "Contexts have very large or very small features. The model then learns slowly, or explores wrongly.",
         "Rescale the features in the client, so that most of them are between -1 and 1.",

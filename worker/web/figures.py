@@ -20,6 +20,7 @@ from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.episodes import answering
 from worker.stream.events import PredictedClicks
+from worker.stream.lift import in_words
 from worker.stream.misfit import missed_by, pairs_under
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import strengths
@@ -153,6 +154,15 @@ def forgetting(snapshot: Snapshot) -> dict[str, Any] | None:
     setting = snapshot.parameters.settings.forgetting
     time, kept = snapshot.forgotten if snapshot.forgotten and isinstance(setting, str) else (None, None)
     return {"setting": setting, "time": time, "kept": _short(kept)}
+
+
+def lift(parameters: Parameters | None) -> dict[str, Any] | None:
+    """Return the comparison with the control group; None if there is none."""
+    known = None if parameters is None else parameters.lift
+    if known is None:
+        return None
+    found = known.compare("revenue")
+    return {"gained": None if found is None else in_words(found)[0], "note": f"{known.sentence}, {known.size}"}
 
 
 def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:

@@ -98,6 +98,14 @@ function showTiles(status) {
   setText("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays${sampled(parameters.learn_shares)}` : "none received yet");
 }
 
+/** What adcascade earns against the control group, if there is one. */
+function showLift({ lift }) {
+  $("lift-tile").hidden = !lift;
+  if (!lift) return;
+  setText("lift", lift.gained ?? "–");
+  setText("lift-note", lift.note);
+}
+
 function sampled(shares) {
   return shares ? ` · learns from ${percent(shares.exploring)} of exploring sessions, ${percent(shares.others)} of others` : "";
 }
@@ -321,6 +329,7 @@ function showHealth(status) {
 function show(status) {
   showState(status);
   showTiles(status);
+  showLift(status);
   showRate(status);
   showCharts(status);
   showPositions(status);

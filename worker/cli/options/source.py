@@ -1,0 +1,65 @@
+"""The source of recorded sessions: a log, a state folder or the topics of Kafka, read as a log."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from worker.cli.options.brokers import connection
+from worker.console import progress
+from worker.embedded.state import StateView
+from worker.errors import InputError
+from worker.logs.findings import Findings
+from worker.logs.format import LogWriter
+from worker.logs.ordered import OrderedLog, about, read_log
+from worker.logs.sources import write_state
+from worker.stream.topology import Topics
+
+
+@contextmanager
+def source(
+    options: argparse.Namespace, names: Collection[str], *, since: int | None = None, session: str | None = None
+) -> Iterator[OrderedLog]:
+    """Open the one source of the options as a log, to be used in this context.
+
+    Of Kafka the topics of these `names` are read, from the time `since` on. With a `session`, only what is about it.
+    """
+    flags = [f"--{name}" for name in ("state", "broker") if _is_typed(options, name)]
+    given = [*([options.log] if options.log is not None else []), *flags]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are several sources: give one log, --state DIR or --broker HOST:PORT")
+    topics = Topics(options.prefix)
+    with tempfile.TemporaryDirectory(prefix="adcascade-") as folder:
+        path = options.log
+        if path is None:
+            path = Path(folder) / "log.jsonl"
+            with LogWriter(path, wanted=None if session is None else about(session, topics)) as log:
+                _fetch(options, topics, names, since, log)
+        stage = partial(progress, unit="lines")
+        with read_log(path, Findings(), topics=topics, session=session, stage=stage) as ordered:
+            yield ordered
+
+
+def _is_typed(options: argparse.Namespace, name: str) -> bool:
+    return any(word.partition("=")[0] == f"--{name}" for word in options.arguments)
+
+
+def _fetch(
+    options: argparse.Namespace, topics: Topics, names: Collection[str], since: int | None, log: LogWriter
+) -> None:
+    """Write a log of a state folder, or of the topics."""
+    if options.state is not None and not _is_typed(options, "broker"):
+        with StateView(options.state) as state:
+            write_state(state, topics, log)
+        return
+    if options.broker is None:
+        raise InputError("the source is missing: a log, --state DIR or --broker HOST:PORT")
+    from worker.logs.record import Recorder, Span  # with a Kafka client, which only this source needs
+
+    recorder = Recorder(connection(options), topics, names, Span(since=since))
+    with progress("reading topics", None, unit="records") as bar:
+        recorder.run(log, lambda: False, lambda total, written: bar.advance(written))

@@ -1,0 +1,224 @@
+"""What would have had to be different for an ad to be shown: found by planning the session again with that difference.
+
+Rules that hold in this file:
+
+- Nothing is estimated: each answer is an input under which the planner that serves shows the ad, and a shade less of it
+  under which it does not. Inputs are tried from the present one upwards, in steps of 15 % of the revenue or 0.25 of the
+  log-odds; the step is then halved. An interval smaller than a step, in which the ad would be shown, may be missed.
+- What is in the way of the ad in any case, because it is retired or excluded, is taken away first.
+- All else stays as it was: the version, the user, the other ads, the numbers that a lot drew, the width of the ad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import takewhile
+from math import inf
+from typing import Any, Final, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike
+
+from worker.bandit.arrays import Array, Floats, Ints, sigmoid
+from worker.bandit.click_model import ClickModel, Heads
+from worker.bandit.policies import Ucbbp, policy_named
+from worker.stream.catalogue import under
+from worker.stream.events import Arrival
+from worker.stream.explanation import planned_again, way_of
+from worker.stream.parameters import Parameters
+from worker.stream.tastes import Contribution, context_columns, contributions
+
+STEP, STEPS_OF_ODDS = 1.15, 80  # of 0.25
+MOST_REVENUE: Final = 1000.0  # times the highest revenue of any ad
+CLOSE: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """A number as it is, and the least at which the ad would be first, or anywhere in the slate; None: no such number.
+
+    The present number where the ad is there already.
+    """
+
+    now: float
+    first: float | None
+    anywhere: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyNot:
+    """What keeps an ad from being shown.
+
+    position : where it is in the slate; 0 if it is not
+    obstacle : retired, or excluded by the arrival
+    without_obstacle : where it would be without that
+    drawn : its chance to be drawn for the first position, if a lot chose the slate
+    revenue, probability : what it would need, per click and of a click at the first position; None if none counts
+    if_explored : where it would be if the session explored, and bonuses counted; None if they do, or never do
+    parts : the parts of its log-odds for this user, the largest first
+    """
+
+    arm: str
+    position: int
+    obstacle: str | None
+    without_obstacle: int
+    drawn: float | None
+    revenue: Needed | None
+    probability: Needed | None
+    if_explored: int | None
+    parts: tuple[Contribution, ...]
+
+
+def why_not(
+    parameters: Parameters,
+    arrival: Arrival,
+    arm: str,
+    *,
+    modes: tuple[str, ...],
+    by_id: bool,
+    names: tuple[str, ...] | None = None,
+) -> WhyNot:
+    """Explain why an arrival was not shown an arm first; its slate had these `modes`.
+
+    Chance is that of its session id (`by_id`), or left out. `names` are those of the columns of its context.
+    """
+    index, settings, policy = parameters.indices[arm], parameters.settings, policy_named(parameters.settings.policy)
+    mode = modes[0] if modes else "none"
+    way = way_of(parameters, mode, by_id=by_id)
+
+    def place(version: Parameters, who: Arrival = arrival) -> int:
+        slate = planned_again(version, who, by_id=by_id, mode=mode)
+        return slate.index(arm) + 1 if arm in slate else 0
+
+    obstacle = "it is retired" if not parameters.arms[index].active else None
+    if arm in arrival.exclude:
+        obstacle = f"{obstacle}, and the arrival excluded it" if obstacle else "the arrival excluded it"
+    rest = tuple(one for one in arrival.exclude if one != arm)
+    free = msgspec.structs.replace(arrival, exclude=rest)
+    shifted = _Shifted(parameters.model, index)
+    open_to_it = _with_arm(replace(parameters, model=cast(ClickModel, shifted)), index, active=True)
+
+    @cache
+    def by_revenue(revenue: float) -> int:
+        return place(_with_arm(open_to_it, index, reward=revenue), free)
+
+    @cache
+    def by_shift(shift: float) -> int:
+        return place(replace(open_to_it, model=cast(ClickModel, shifted.by(shift))), free)
+
+    context = np.array(arrival.context)
+    prepared = parameters.prepared(context[None, :])
+    now, reward = (
+        float(parameters.model.log_odds_of(prepared, np.array([[index]]))[0, 0]),
+        parameters.arms[index].reward,
+    )
+    revenue = probability = None
+    if way not in ("lot", "order"):
+        most = MOST_REVENUE * float(parameters.rewards.max())
+        revenue = _needed(by_revenue, takewhile(lambda value: value < most, (reward * STEP**n for n in range(10_000))))
+    if way not in ("lot", "order", "fallback"):
+        shifts = _needed(by_shift, (n / 4 for n in range(STEPS_OF_ODDS)))
+        first, anywhere = (None if one is None else _chance(now + one) for one in (shifts.first, shifts.anywhere))
+        probability = Needed(now=_chance(now), first=first, anywhere=anywhere)
+    explorable = mode == "exploit" and policy.is_selective
+    eligible = sum(one.active and one.arm not in rest for one in parameters.arms)
+    return WhyNot(
+        arm=arm,
+        position=place(parameters),
+        obstacle=obstacle,
+        without_obstacle=by_revenue(reward),
+        drawn=1 / max(1, eligible) if way == "lot" else None,
+        revenue=revenue,
+        probability=probability,
+        if_explored=place(under(replace(settings, policy=Ucbbp.name), open_to_it), free) if explorable else None,
+        parts=contributions(parameters, index, context, prepared[0], names or context_columns(parameters)),
+    )
+
+
+def _with_arm(parameters: Parameters, index: int, **changes: Any) -> Parameters:
+    arms = list(parameters.arms)
+    arms[index] = replace(arms[index], **changes)
+    return replace(parameters, arms=tuple(arms))
+
+
+def _chance(log_odds: float) -> float:
+    return float(sigmoid(np.array([log_odds]))[0])
+
+
+# ── searching ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _needed(place: Callable[[float], int], values: Iterable[float]) -> Needed:
+    """Return the least values, of rising ones from the present one on, by which the place is the first, or any."""
+    tried = list(values)
+    return Needed(
+        now=tried[0],
+        first=_least(lambda value: place(value) == 1, tried),
+        anywhere=_least(lambda value: place(value) > 0, tried),
+    )
+
+
+def _least(holds: Callable[[float], bool], values: Iterable[float]) -> float | None:
+    """Return the least value by which something holds, up to a relative 1e-6.
+
+    >>> round(_least(lambda value: value >= 2.5, [1.0, 2.0, 4.0]), 5)
+    2.5
+    """
+    below = -inf
+    for found in values:
+        if holds(found):
+            break
+        below = found
+    else:
+        return None
+    while below > -inf and found - below > CLOSE * max(abs(found), CLOSE):
+        middle = (below + found) / 2
+        below, found = (below, middle) if holds(middle) else (middle, found)
+    return found
+
+
+# ── another click probability ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Shifted:
+    """A click model in which the log-odds of one arm are shifted, for planning; it prepares its heads once."""
+
+    def __init__(self, model: ClickModel, arm: int, shift: float = 0.0) -> None:
+        self._model, self._arm, self._shift = model, arm, shift
+        self._heads: dict[tuple[int, ...], Heads] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def by(self, shift: float) -> _Shifted:
+        other = _Shifted(self._model, self._arm, shift)
+        other._heads = self._heads
+        return other
+
+    def heads(self, shown: Ints, dtype: DTypeLike) -> Heads:
+        key = tuple(shown.tolist())
+        if key not in self._heads:
+            self._heads[key] = self._model.heads(shown, dtype)
+        heads = self._heads[key]
+        return _ShiftedHeads(heads, int(np.searchsorted(shown, self._arm)), self._shift) if self._shift else heads
+
+
+class _ShiftedHeads:
+    def __init__(self, heads: Heads, column: int, shift: float) -> None:
+        self._heads, self._column, self._shift = heads, column, shift
+
+    def log_odds(self, contexts: Floats) -> Array:
+        found = self._heads.log_odds(contexts).copy()
+        found[:, self._column] += self._shift
+        return found
+
+    def probabilities(self, contexts: Floats) -> Array:
+        found = self._heads.probabilities(contexts).copy()
+        found[:, self._column] = sigmoid(self.log_odds(contexts)[:, self._column])
+        return found
+
+    def widths(self, contexts: Floats) -> Array:
+        return self._heads.widths(contexts)
