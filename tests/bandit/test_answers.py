@@ -95,11 +95,11 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula_with_any_spread(
     policy = Ucbbp(beta=beta, bonus=BONUSES[bonus], spread=spread.share)
     chosen = policy.slates(planner, contexts, keys=spread.keys).arms
     odds, widths = planner.model.log_odds(contexts), beta * planner.model.widths(contexts)
-    factors = spread.factors(slice(0, 4), np.arange(arms, dtype=np.uint32), np.float64)
     rates, effects = planner.answers.of_arms(np.arange(arms), horizon), planner.model.position_effects
     for h in range(horizon):
         f = sigmoid(odds + effects[min(h, len(effects) - 1)])
         ahead = rates[h] * plan.continuations[:, h + 1 : h + 2]
+        factors = spread.factors(slice(0, 4), np.arange(arms, dtype=np.uint32), np.float64, h)
         extra = factors * BONUSES[bonus].of(f, widths, planner.rewards - ahead)
         table = f * planner.rewards + (1 - f) * ahead + extra
         assert (table[np.arange(4), chosen[:, h]] >= table.max(axis=1) - 1e-12).all()

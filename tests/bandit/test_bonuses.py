@@ -63,6 +63,10 @@ def test_spread_factors_are_even_around_one_and_each_session_has_its_own() -> No
         assert np.abs(np.corrcoef(factors.T) - np.eye(5)).max() < 0.08
         shares = np.bincount(factors.argmax(axis=1), minlength=5) / 2000
         assert np.abs(shares - 0.2).max() < 0.04  # what is equal is shared out
+        # A session that repeats arms does not try one of them at all positions.
+        firsts = [Spread(share=share, keys=keys).factors(slice(0, 2000), arms, np.float64, h) for h in range(5)]
+        tried = np.stack([factors.argmax(axis=1) for factors in firsts])
+        assert np.mean([len(set(column)) for column in tried.T.tolist()]) > 3
 
 
 def test_the_clock_restarts_in_proportion_to_what_is_new_and_never_runs_ahead() -> None:

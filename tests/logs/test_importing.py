@@ -136,7 +136,8 @@ def test_any_format_and_any_order_of_rows_give_the_same_log(name: str, content: 
 
 
 def test_parquet_is_read_with_pyarrow_and_refused_without_it_in_one_line(monkeypatch, capsys) -> None:
-    batch = SimpleNamespace(to_pylist=lambda: [nested(orjson.loads(row)) for row in as_objects().splitlines()])
+    rows = [nested(orjson.loads(row)) for row in as_objects().splitlines()]
+    batch = SimpleNamespace(to_pylist=lambda: [{**row, "visit": row["visit"].encode()} for row in rows])
     reader = SimpleNamespace(ParquetFile=lambda path: SimpleNamespace(iter_batches=lambda: [batch]))
     monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(ArrowException=ValueError))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", reader)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from worker.errors import InputError
+from worker.stream.accounts import ROWS, Sums
 from worker.stream.events import Import, Tag
 from worker.stream.parameters import decode_parameters
 from worker.stream.version_records import encode_parameters
@@ -156,6 +157,21 @@ def test_a_forged_version_with_a_valid_hash_is_found(lines: list[Document], repl
     assert (found.kind, found.version, found.expected, found.found) == ("version", 3, honest.sha256, forged.sha256)
     assert "observations" in found.name
     assert hashes(report)[3] == honest.sha256
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_figures_of_an_ad_that_are_not_those_of_the_journal_are_one_mismatch(lines, replayed, number) -> None:
+    line = version(lines, number)
+    honest = decode_parameters(line["payload"].encode())
+    ads = honest.accounts.total.of(len(honest.arms)).copy()
+    ads[ROWS.index("clicks"), 1] += 1
+    sums = Sums(sessions=honest.accounts.total.sessions, ads=ads)
+    line["payload"] = encode_parameters(replace(honest, accounts=replace(honest.accounts, total=sums))).decode()
+    report = replayed(lines)
+    (found,) = report.findings.first
+    assert (found.kind, found.version, found.name) == ("version", number, f"clicks of {honest.arms[1].arm} (total)")
+    assert found.found == found.expected + 1
+    assert hashes(report)[number] == honest.sha256
 
 
 def test_a_version_that_only_the_history_has_verifies_its_decisions(lines: list[Document], replayed: Replay) -> None:

@@ -225,7 +225,7 @@ def test_exploration_resumes_with_new_arms_and_with_change():
     steady, _ = budgets(environment="tastes")
     joined, _ = budgets(environment="newcomers", new_arms=10, join=31)
     changed, forgotten = budgets(environment="drift", change="tastes", forgetting="auto")
-    assert (steady[29], steady[31], joined[29], joined[30]) == (1, 1, 1, 15)
+    assert (steady[29], steady[31], joined[29], joined[30]) == (1, 1, 1, 7)
     assert next(t for t, _ in forgotten) in range(31, 36)
     assert max(changed[30:36]) > 10
     assert budgets(environment="drift", change="tastes")[1] == []

@@ -137,8 +137,9 @@ def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded, ways)
         )
 
 
-@given(version=versions, seed=st.integers(0, 1000), session=st.sampled_from([None, "s1", "s2"]))
-def test_the_choice_has_the_highest_score_among_those_that_competed(version, seed, session):
+@given(version=versions, ways=WAYS, seed=st.integers(0, 1000), session=st.sampled_from([None, "s1", "s2"]))
+def test_the_choice_has_the_highest_score_among_those_that_competed(version, ways, seed, session):
+    version = chosen_in(ways, version)
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
     for position in explain(version, context, NOBODY, session=session).positions:
         scores = {one.arm: one.score for one in position.arms}
@@ -174,7 +175,7 @@ def test_with_positions_rates_and_spread_the_numbers_are_those_of_the_definition
     context = np.random.default_rng(seed).standard_normal(3)
     rates, ahead = version.rates, 0.0
     spread = Spread(share=1.0, keys=stable_keys(["s"], version.settings.salt))
-    factors = spread.factors(slice(0, 1), stable_keys(arm.arm for arm in version.arms), np.float64)[0]
+    keys = stable_keys(arm.arm for arm in version.arms)
     for h, position in reversed(list(enumerate(explain(version, context, NOBODY, session="s").positions))):
         assert position.continuation == pytest.approx(ahead)
         for one in position.arms:
@@ -186,7 +187,7 @@ def test_with_positions_rates_and_spread_the_numbers_are_those_of_the_definition
             stays = min(1.0, rates.arms[k] * rates.positions[h])
             gain = np.array([version.arms[k].reward - stays * ahead])
             assert (one.probability, one.answer_rate) == (pytest.approx(chance[0]), pytest.approx(stays))
-            assert one.spread == pytest.approx(factors[k])
+            assert one.spread == pytest.approx(spread.factors(slice(0, 1), keys, np.float64, h)[0, k])
             assert one.q == pytest.approx(stays * ahead + chance[0] * gain[0])
             optimism = one.spread * bonus_named(bonus).of(chance, 1.5 * width, gain)[0]
             assert one.bonus == pytest.approx(optimism, abs=1e-12)
@@ -337,3 +338,11 @@ def test_theory_without_a_recorded_radius_is_computed():
 def test_a_context_beyond_the_number_range_is_refused():
     with pytest.raises(InputError, match="too large"):
         explain(parameters(), np.full(3, 1e200), NOBODY)
+
+
+def test_a_session_that_no_plan_was_possible_for_has_its_fallback_and_the_cause():
+    version, context = parameters(repeats=False), np.full(3, 1e200)
+    fallback = SlatePlanner(version).fallback(Arrival(session_id="s", occurred_at=0, context=()))
+    reasons = explain(version, context, NOBODY, session="s", served=fallback)
+    assert (reasons.slate, reasons.positions) == (fallback.arms, ())
+    assert "too large" in reasons.notes[0]

@@ -82,7 +82,7 @@ def test_the_document_matches_the_run(ran):
     assert shown["parameters"]["version"] == demo.parameters.version
     assert shown["simulated"] is True
     assert shown["learning"]["windows"] == len(demo.rows)
-    assert set(shown["accounts"].values()) == {0.0}
+    assert set(shown["balances"].values()) == {0.0}
     assert shown["lag"] == {}  # nothing is consumed
 
 

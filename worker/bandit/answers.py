@@ -197,5 +197,6 @@ def shifted(chances: Array, odds: Array) -> Array:
     >>> shifted(np.array([0.5, 0.2]), np.array([1.0, 4.0]))
     array([0.5, 0.5])
     """
-    raised = chances * odds
-    return np.asarray(raised / (raised + (1 - chances)))
+    raised: Array = chances * odds
+    raised /= raised + (1 - chances)
+    return raised

@@ -17,7 +17,7 @@ _ODD = tuple(np.uint32(number) for number in (0x9E3779B1, 0x85EBCA77, 0x85EBCA6B
 _SHIFTS = (np.uint32(16), np.uint32(13))
 #: Largest share of new ads by which they set the clock of M_t back. Many new ads get displays without exploring, too:
 #: what is known of ads like them is a good guess.
-NEWCOMERS = 0.2
+NEWCOMERS = 0.1
 _STEEPEST = 40.0  # e^−40 squared is still a number in single precision
 
 
@@ -166,28 +166,37 @@ class Spread:
     """Factors on the bonus, 1 ± share/2, by a stable hash of session and arm.
 
     Sessions that are planned under the same version would all try the same arm first; with factors of their own they
-    share out the arms of which equally little is known.
+    share out the arms of which equally little is known. With repeats every position has factors of its own, else a
+    session would try its arm at all of them: a step of the golden ratio further through [0, 1), around its end.
 
     share : 0 (none) to 1
     keys : (n,), a stable number for each session
 
-    >>> Spread(share=1.0, keys=np.array([7, 8], dtype=np.uint32)).factors(
-    ...     slice(0, 2), np.array([1, 2], dtype=np.uint32), np.float32).round(2)
-    array([[0.99, 0.77],
-           [0.62, 1.2 ]], dtype=float32)
+    >>> spread = Spread(share=1.0, keys=np.array([7, 8], dtype=np.uint32))
+    >>> arm_keys = np.array([1, 2], dtype=np.uint32)
+    >>> [spread.factors(slice(0, 2), arm_keys, np.float64, position).round(2).tolist() for position in (0, 1)]
+    [[[0.99, 0.77], [0.62, 1.2]], [[0.61, 1.38], [1.24, 0.81]]]
     """
 
     share: float
     keys: NDArray[np.uint32]
 
-    def factors(self, rows: slice, arm_keys: NDArray[np.uint32], dtype: DTypeLike) -> Array:
-        """Return the factors of some rows for arms with these keys: (n, columns)."""
-        mixed = np.bitwise_xor.outer(self.keys[rows] * _ODD[0], arm_keys * _ODD[1])
+    def factors(self, rows: slice, arm_keys: NDArray[np.uint32], dtype: DTypeLike, position: int = 0) -> Array:
+        """Return the factors of some rows at a position, from 0, for arms with these keys: (n, columns)."""
+        return self.factors_at(position, self.hashes(rows, arm_keys), dtype)
+
+    def hashes(self, rows: slice, arm_keys: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return what `factors_at` needs of some rows and arms, the same at all positions: (n, columns)."""
+        mixed: NDArray[np.uint32] = np.bitwise_xor.outer(self.keys[rows] * _ODD[0], arm_keys * _ODD[1])
         for shift, odd in zip(_SHIFTS, _ODD[2:], strict=True):  # the finaliser of MurmurHash3
             mixed ^= mixed >> shift
             mixed *= odd
         mixed ^= mixed >> _SHIFTS[1]
-        factors: Array = mixed.astype(dtype)
+        return mixed
+
+    def factors_at(self, position: int, hashes: NDArray[np.uint32], dtype: DTypeLike) -> Array:
+        """Return the factors at a position."""
+        factors: Array = (hashes + np.uint32(position * int(_ODD[0]) % 2**32)).astype(dtype)
         factors *= self.share * 2.0**-32
         factors += 1 - self.share / 2
         return factors

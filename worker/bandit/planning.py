@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -179,26 +179,29 @@ class Planner:
             for h in range(steps - 1, -1, -1):
                 kept = values[rows, h + 1]
                 ahead, here = self._cascade.ahead(kept, h), self._cascade.chances(chances, h)
-                if optimism is not None and raising is not None:
-                    scores = optimism.bonus.scores(self._rewards - ahead, here, raising(here), leaving=leaving)
-                    optimistic[rows, h], _ = self._best(scores + ahead if leaving else scores, holes)
                 gains = self._rewards - ahead
-                gains *= here
-                arms[rows, h], best = self._best(gains + ahead if leaving else gains, holes)
+                arms[rows, h], best = self._best(gains * here + ahead if leaving else gains * here, holes)
+                if optimism is not None and raising is not None:
+                    scores = optimism.bonus.scores(gains, here, raising(here, h), leaving=leaving)
+                    optimistic[rows, h], _ = self._best(scores + ahead if leaving else scores, holes)
                 values[rows, h] = np.where(arms[rows, h] == NO_ARM, kept, best if leaving else kept + best)
         return Plan(arms, values, optimistic)
 
-    def _raising(self, contexts: Floats, rows: slice, chances: Array, optimism: Optimism) -> Callable[[Array], Array]:
-        """Return what gives `Bonus.raised` of some rows for their click probabilities at a position."""
+    def _raising(
+        self, contexts: Floats, rows: slice, chances: Array, optimism: Optimism
+    ) -> Callable[[Array, int], Array]:
+        """Return what gives `Bonus.raised` of some rows for the click probabilities at a position, and its number."""
         bonus, spread = optimism.bonus, optimism.spread
         widths = self.heads.widths(contexts[rows])
         widths *= optimism.beta
-        factors = None if spread is None else spread.factors(rows, self.arm_keys, self.dtype)
-        raising = partial(bonus.raised, widths=widths, factors=factors, prepared=bonus.prepared(widths))
+        prepared = bonus.prepared(widths)
+        if spread is not None:
+            hashes = spread.hashes(rows, self.arm_keys)
+            return lambda here, h: bonus.raised(here, widths, spread.factors_at(h, hashes, self.dtype), prepared)
         if self._cascade.odds is not None:
-            return raising
-        alike = raising(chances)  # all positions have the same probabilities
-        return lambda here: alike
+            return lambda here, _: bonus.raised(here, widths, None, prepared)
+        alike = bonus.raised(chances, widths, None, prepared)  # all positions have the same probabilities
+        return lambda *_: alike
 
     def _best(self, scores: Array, holes: Holes | None) -> tuple[Ints, Array]:
         """Return the arm of the highest score in each row, NO_ARM where none is eligible, and that score."""

@@ -85,7 +85,9 @@ def run(options: argparse.Namespace) -> int:
         said, head = verdict(served), facts(served)
         lines = [*said, *(f"{f'{name}:':<10} {text}" for name, text in head.items()), ""]
         record = {"session": session_json(served), **record}
-    if options.why_not is not None and reasons.modes:
+    if options.why_not is not None:
+        if not reasons.modes:
+            raise InputError("--why-not: this slate was not planned here, so no plan can be changed; leave it out")
         by_id = options.session is not None
         answer = why_not(parameters, case.arrival, options.why_not, modes=reasons.modes, by_id=by_id, names=case.names)
         why = [f"why not {answer.arm}?", *(f"   {line}" for line in why_lines(answer, reasons))]
@@ -93,8 +95,9 @@ def run(options: argparse.Namespace) -> int:
     lines += [report(parameters, reasons, most=TOP if served is None else MOST), *(["", *why] if why else [])]
     if options.html is not None:
         title = f"Why did session {case.arrival.session_id} see this?" if served else "Why this slate?"
-        sections = [(heading(one), picture(one), numbers(parameters, one)) for one in reasons.positions]
-        write_file(options.html, page(title, head, said, [*why, *reasons.notes], sections).encode())
+        sections = [(why[0], "", "\n".join(why[1:]))] if why else []
+        sections += [(heading(one), picture(one), numbers(parameters, one)) for one in reasons.positions]
+        write_file(options.html, page(title, head, said, reasons.notes, sections).encode())
     loud = [line for line in said if line.startswith("!!!")]
     write_result(options.json, record, "\n".join(lines), [*loud, *(f"note: {text}" for text in reasons.notes)])
     return 1 if loud else 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from worker.cli.explanation_text import ranked
-from worker.stream.explanation import Position
+from worker.stream.contest import Position
 
 MOST_BARS = 10
 WIDTH, LABEL, NUMBER, LINE = 720, 190, 70, 20  # of a picture, in its units
@@ -23,12 +23,14 @@ p { margin: .25rem 0; }
 .good { color: #1b6e3c; }
 table { border-collapse: collapse; margin: .5rem 0; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { border-top: 1px solid #e4e4e2; padding: .15rem .9rem .15rem 0; text-align: left; overflow-wrap: anywhere; }
-th { color: #5f5f66; font-weight: normal; vertical-align: top; }
+th { color: #5f5f66; font-weight: normal; vertical-align: top; white-space: nowrap; }
 pre { font-size: .75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 svg { display: block; width: 100%; max-width: 46rem; margin: .5rem 0; }
 svg text { font: 12px system-ui, sans-serif; fill: #1d1d1f; }
-section { break-inside: avoid; }
-@media print { body { font-size: 11px; } main { max-width: none; padding: 0; } @page { size: A4; margin: 15mm; } }
+h2, section p { break-after: avoid; }
+pre, svg { break-inside: avoid; }
+@page { size: A4; margin: 15mm; }
+@media print { body { font-size: 11px; } main { max-width: none; padding: 0; } svg { max-width: 34rem; } }
 """
 
 
@@ -36,17 +38,17 @@ def page(
     title: str,
     head: Mapping[str, str],
     said: Sequence[str],
-    why: Sequence[str],
+    notes: Sequence[str],
     sections: Sequence[tuple[str, str, str]],
 ) -> str:
-    """Return the page: the verdict on planning again, facts, --why-not, and sections of title, picture and numbers."""
+    """Return the page: the verdict on planning again, facts, notes, and sections of title, picture and numbers."""
     loud = any(line.startswith("!!!") for line in said)
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in head.items())
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="{"loud" if loud else "good"}">{"<br>".join(map(escape, said))}</p>',
         f"<table>{rows}</table>",
-        f"<p>{'<br>'.join(map(escape, why))}</p>",
+        f"<p>{'<br>'.join(map(escape, notes))}</p>",
         *(
             f"<section><h2>{escape(heading)}</h2>{picture}<pre>{escape(numbers)}</pre></section>"
             for heading, picture, numbers in sections

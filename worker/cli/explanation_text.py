@@ -8,7 +8,8 @@ from worker.bandit.policies import policy_named
 from worker.cli.options.times import moment
 from worker.console import listing
 from worker.replay.one_session import ServedSession
-from worker.stream.explanation import GREEDY, SCORES, Candidate, Explanation, Position
+from worker.stream.contest import GREEDY, SCORES, Candidate, Position
+from worker.stream.explanation import Explanation
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
 from worker.stream.why_not import Needed, WhyNot
@@ -125,6 +126,9 @@ def reason(position: Position) -> str:
         later = "nothing is planned after it"
     surest = max(position.arms, key=lambda one: one.q)
     others = [one for one in position.arms if one is not chosen]
+    if position.way == "order":
+        best = f" ({surest.arm}: {surest.q:.4g})" if surest.q > chosen.q else ""
+        return f"{chosen.arm} is next in the order, {chosen.q:.4g}{best}; {later}"
     if not others:
         return f"{chosen.arm} is the only arm left; {later}"
     if surest is chosen or surest.q <= chosen.q:
@@ -137,8 +141,6 @@ def reason(position: Position) -> str:
             f"{surest.arm} is expected to earn more ({surest.q:.4g} against {chosen.q:.4g}), but {chosen.arm} may well "
             f"be better than it looks (bonus {chosen.bonus:.4g} against {surest.bonus:.4g}); {later}"
         )
-    if chosen.q < 0.999 * surest.q:  # a fixed order does not choose by scores
-        return f"{chosen.arm} is next in the order, {chosen.q:.4g} ({surest.arm}: {surest.q:.4g}); {later}"
     return f"{chosen.arm} and {surest.arm} are as good as equal ({chosen.q:.7g}, {surest.q:.7g}); {later}"
 
 
@@ -157,7 +159,10 @@ def verdict(served: ServedSession) -> list[str]:
 
 def facts(served: ServedSession) -> dict[str, str]:
     """Return what is known of a session, by headings."""
-    arrival, modes = served.arrival, served.planned.modes if served.planned else ("imported",)
+    arrival = served.arrival
+    modes: tuple[str, ...] = served.planned.modes if served.planned else ("imported",)
+    if "control" in modes:
+        modes = (f"control ({served.parameters.settings.control})",)
     given = served.given or {f"x[{number}]": value for number, value in enumerate(arrival.context, start=1)}
     notes = {"note": f"{served.others} earlier sessions have the same id; this is the last"} if served.others else {}
     return {
@@ -198,18 +203,16 @@ def _learned(served: ServedSession) -> str:
 def why_lines(said: WhyNot, reasons: Explanation) -> list[str]:
     """Return what would have had to be different for an arm to be shown."""
     if said.drawn is not None:
-        return [
-            f"a lot chose the slate: {said.arm} had the chance {said.drawn:.1%} for position 1, as every eligible arm"
-        ]
+        lot = f"a lot chose the slate: the chance {said.drawn:.1%} for position 1, as every eligible arm"
+        return [f"{said.obstacle}; without that, {lot}" if said.obstacle else lot]
     lines = []
     if said.obstacle:
         lines.append(f"{said.obstacle}; without that it would be {_place(said.without_obstacle)}")
     elif said.position:
         lines.append(f"it is {_place(said.position)}")
     if said.revenue is None:
-        lines.append("the order is fixed: neither its revenue nor its click probability counts")
-    else:
-        lines.append(_needed(said.revenue, "revenue per click", "{:.5g}"))
+        return [*lines, "the order is fixed: neither its revenue nor its click probability counts"]
+    lines.append(_needed(said.revenue, "revenue per click", "{:.5g}"))
     if said.probability is not None:
         lines.append(_needed(said.probability, "click probability at position 1", "{:.4g}"))
     lines += _bonus(said, reasons)

@@ -1,4 +1,4 @@
-"""What no event reports, measured every few seconds: lag, accounts, the learner, late versions, other settings."""
+"""What no event reports, measured every few seconds: lag, balances, the learner, late versions, other settings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class WorkerMonitor:
             await asyncio.sleep(INTERVAL)
 
     def look(self, app: WorkerApp) -> None:
-        """Check the accounts; report what lasts: a learner that is down, a watermark that stands still, …."""
+        """Check the balances; report what lasts: a learner that is down, a watermark that stands still, …."""
         learner, parameters, progress = self._learner, self._partitions.parameters, self._partitions.progress
         if app.serves:  # not while sessions are being restored
             self._partitions.check_accounts()

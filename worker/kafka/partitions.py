@@ -289,7 +289,7 @@ class Partitions:
             parked=sum(serving.parked for serving in self.servings.values()),
         )
         if wrong:
-            log.error("the accounts do not balance: %s", wrong)
+            log.error("the balances are off: %s", wrong)
 
 
 def _size(work: Mapping[int, Sequence[Record]], emits: Iterable[Emits]) -> int:

@@ -141,9 +141,15 @@ def _parquet(path: str) -> Rows:
         raise InputError(f"{path}: Parquet needs pyarrow: pip install pyarrow, or write the table as CSV") from None
     try:
         batches = ParquetFile(path).iter_batches()
-        yield from enumerate((flat(row) for batch in batches for row in batch.to_pylist()), start=1)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from enumerate((flat({name: _text(value) for name, value in row.items()}) for row in rows), start=1)
     except (OSError, ArrowException) as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+def _text(value: object) -> object:
+    """Return a value with bytes as text: some writers mark no column as text."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 #: Readers of a file by the name of the format; they raise `InputError` if it cannot be read as a table.

@@ -239,7 +239,7 @@ CATALOGUE: Final = (
         "to 1 (harmless).",
     ),
     _gauge("adcascade_watermark_timestamp_seconds", "Event time up to which all partitions are processed."),
-    # Traffic, and both sides of its accounts.
+    # Traffic, and both sides of its balances.
     _counter("adcascade_arrivals_total", "Arrival records read."),
     _counter(
         "adcascade_arrivals_classified_total",
@@ -267,7 +267,7 @@ CATALOGUE: Final = (
     _counter("adcascade_parked_handed_over_total", "Parked records handed over with a partition."),
     _gauge(
         "adcascade_accounting_imbalance",
-        "Left minus right side of the accounts at the last count of the tables. Any value but 0 is a defect. "
+        "Left minus right side of the balance at the last count of the tables. Any value but 0 is a defect. "
         "arrivals = opened + repeated + unremembered + dead; opened + recovered = ended + open + handed over; feedback "
         "+ recovered parked = applied + redundant + late + outside + unknown + unremembered + dead + parked + handed "
         "over parked.",

@@ -1,4 +1,4 @@
-"""The series for Prometheus, made from a snapshot, and the accounts that must balance in it (docs/design.md §7)."""
+"""The series for Prometheus, made from a snapshot, and the balances that must hold in it (docs/design.md §7)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from worker.stream.troubles import TROUBLES
 Series: TypeAlias = Mapping[tuple[str, ...], float]  # values by those of the labels
 
 
-# ── accounts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── balances ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def open_sessions(tally: Tally) -> int:
-    """Return how many sessions the table holds by the accounts."""
+    """Return how many sessions the table holds by the balances."""
     return tally.opened + tally.recovered - tally.ended.total() - tally.handed_over
 
 
 def parked_records(tally: Tally) -> int:
-    """Return how many feedback records wait for their arrival by the accounts."""
+    """Return how many feedback records wait for their arrival by the balances."""
     settled = tally.applied + tally.redundant + tally.late + tally.outside + tally.unknown + tally.unparked
     settled += tally.dead_feedback + tally.handed_over_parked
     return tally.feedback + tally.recovered_parked - settled

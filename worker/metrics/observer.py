@@ -1,6 +1,6 @@
 """The observer: sums what the runners emit, and returns snapshots.
 
-One lock covers every change and every snapshot. So each scrape shows whole batches, and the accounts balance in it.
+One lock covers every change and every snapshot. So each scrape shows whole batches, and the balances hold in it.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Metrics:
             self._lag[topic] = float(records)
 
     def census(self, *, open_sessions: int, parked: int) -> Mapping[str, int]:
-        """Compare the accounts with the tables; return the accounts that do not balance."""
+        """Compare the balances with the tables; return those that are off."""
         with self._lock:
             found = imbalances(self._now.tally, open_sessions, parked)
             self._imbalance = {name: float(value) for name, value in found.items()}

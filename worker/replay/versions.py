@@ -7,6 +7,9 @@ Rules that hold in this file:
 - A version with another hash is a mismatch, and so is a recorded version that the journal does not give. If the next
   version was made from the recorded one, the learner continues from that: one wrong record is one mismatch, and one
   wrong fold does not make all later versions wrong.
+- The hash of a version does not cover its figures: accounts and lift. They are compared at every position at which it
+  was published, up to the first difference, which all later sums have. The learner needs the versions before it for
+  this: clicks earn the prices of those. The lift rests on predictions, so it is compared on equal machines only.
 - Machines round differently. With a tolerance, versions are equal if only their numbers differ, by no more than that.
 """
 
@@ -18,12 +21,15 @@ from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from worker.console import ProgressBar
 from worker.errors import InputError
 from worker.logs.findings import Findings, Mismatch
 from worker.logs.ordered import OrderedLog
 from worker.logs.versions import PublishedVersion, RecordedVersion
 from worker.replay.report import ReplayReport, Status, VersionResult
+from worker.stream.accounts import NOTHING, ROWS
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Command, Order, Progress
 from worker.stream.learner import Learner, Outcome
@@ -47,6 +53,7 @@ class FoldAudit:
         self._learner: Learner | None = None
         self._kept: dict[int, Parameters] = {}  # the last versions of the learner
         self._started = -1  # the version that the learner started from
+        self._has_figures = False  # and no difference was found yet
         self._first = 0  # the first offset after the last hole in the journal
         self._next: int | None = None  # the offset after the last record
 
@@ -109,6 +116,7 @@ class FoldAudit:
         history = self._versions.read_with_history(number, record)
         # Version 0 is made from its settings and arms, unless it is given, and compared; a later version is loaded.
         self._kept = {loaded.version: loaded for loaded in history if number > 0}
+        self._has_figures = history[0].version == 0 or len(history) == KEPT
         self._learner = self._learner_from(history[-1])
         if self._compare_all(self._learner.begin()):
             self._learner = self._learner_from(self._kept[number])
@@ -127,9 +135,11 @@ class FoldAudit:
         for made in outcome.versions:
             number, again = made.version, made.version == self._newest_kept()
             self._kept = keep(self._kept, made)
+            recorded = self._versions.known.get(number)
+            if recorded is not None and recorded.sha256 == made.sha256:
+                self._compare_figures(made, recorded)
             if again:
                 continue  # the same version, from a newer position
-            recorded = self._versions.known.get(number)
             if recorded is None:
                 self._results[number] = VersionResult(version=number, sha256=made.sha256, status="folded")
             elif not self._agrees(made, recorded):
@@ -152,10 +162,20 @@ class FoldAudit:
         if following is not None and following.parent_sha256 == sha256:
             return True
         # The recorded content, at the computed position in the journal.
-        names = ("window_end", "journal_offset", "resume_offset", "progress", "accounts", "lift")
+        names = ("window_end", "journal_offset", "resume_offset", "progress")
         position = {name: getattr(made, name) for name in names}
         self._kept[number] = replace(there, **position)
         return False
+
+    def _compare_figures(self, made: Parameters, recorded: RecordedVersion) -> None:
+        record = next((one for one in recorded.records if one.journal_offset == made.journal_offset), None)
+        if not self._has_figures or record is None:
+            return
+        there = self._versions.read(made.version, record)
+        difference = _first_difference(made, there)
+        if difference is not None and there.accounts != NOTHING:  # as in logs of releases that had none
+            self._has_figures = False
+            self._add_mismatch(made.version, *difference)
 
     def _add_mismatch(self, version: int, name: str, expected: object, found: object) -> None:
         self._report.findings.add(Mismatch("version", name, expected, found, version=version))
@@ -169,6 +189,22 @@ class FoldAudit:
             if number > self._started and number not in self._results and recorded.records[0].journal_offset < end:
                 self._add_mismatch(number, "version", "none, by the journal", f"sha256 {recorded.sha256[:12]}…")
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="differs")
+
+
+def _first_difference(made: Parameters, there: Parameters) -> tuple[str, object, object] | None:
+    """Return a figure in which two versions differ, and its values."""
+    arms = [arm.arm for arm in made.arms]
+    for day in ("total", "today"):
+        mine, theirs = (getattr(one.accounts, day) for one in (made, there))
+        if mine.sessions != theirs.sessions:
+            return f"sessions ({day})", mine.sessions, theirs.sessions
+        a, b = mine.of(len(arms)), theirs.of(len(arms))
+        for row, arm in np.argwhere(a != b):
+            return f"{ROWS[row]} of {arms[arm]} ({day})", float(a[row, arm]), float(b[row, arm])
+    if made.lift != there.lift and made.kernels == there.kernels:
+        mine, theirs = (None if one.lift is None else one.lift.document() for one in (made, there))
+        return "lift", mine, theirs
+    return None
 
 
 def is_lost(learner: Learner, outcome: Outcome) -> bool:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds for the learner to fold what was served, at the end.
 _END_PATIENCE: Final = 10.0
-#: Seconds between two checks of the accounts and of the learner.
+#: Seconds between two checks of the balances and of the learner.
 _WATCH_INTERVAL: Final = 2.0
 
 
@@ -159,7 +159,7 @@ class Server:
         while True:
             wrong = self._metrics.census(open_sessions=serving.open_sessions, parked=serving.parked)
             if wrong:
-                log.error("the accounts do not balance: %s", dict(wrong))
+                log.error("the balances are off: %s", dict(wrong))
             self._learner.check()
             self._catalogue.again(self._runner.versions.history)
             self._metrics.learning(self._learner.running)

@@ -55,7 +55,7 @@ class WhyNot:
     position : where it is in the slate; 0 if it is not
     obstacle : retired, or excluded by the arrival
     without_obstacle : where it would be without that
-    drawn : its chance to be drawn for the first position, if a lot chose the slate
+    drawn : its chance to be drawn for the first position without the obstacle, if a lot chose the slate
     revenue, probability : what it would need, per click and of a click at the first position; None if none counts
     if_explored : where it would be if the session explored, and bonuses counted; None if they do, or never do
     parts : the parts of its log-odds for this user, the largest first
@@ -124,7 +124,7 @@ def why_not(
         first, anywhere = (None if one is None else _chance(now + one) for one in (shifts.first, shifts.anywhere))
         probability = Needed(now=_chance(now), first=first, anywhere=anywhere)
     explorable = mode == "exploit" and policy.is_selective
-    eligible = sum(one.active and one.arm not in rest for one in parameters.arms)
+    eligible = sum((one.active or one.arm == arm) and one.arm not in rest for one in parameters.arms)
     return WhyNot(
         arm=arm,
         position=place(parameters),

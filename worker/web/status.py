@@ -126,7 +126,7 @@ class StatusDocument:
             "users": len(users),
             "lag": snapshot.lag,
             "dead": {reason: count for reason, count in tally.dead.most_common() if count},
-            "accounts": snapshot.imbalance,
+            "balances": snapshot.imbalance,
             "sessions": {"open": open_sessions(tally), "opened": tally.opened, "ended": tally.ended},
             "learning": {
                 "here": bool(numbers.get("learning", 0.0)),
@@ -171,7 +171,7 @@ def _failures(snapshot: Snapshot, unready: str | None) -> Iterator[str]:
         yield f"Not ready: {unready}."
     broken = [f"{name} {value:+.0f}" for name, value in snapshot.imbalance.items() if value]
     if broken:
-        yield f"The accounts do not balance ({', '.join(broken)}). This is a defect of the worker."
+        yield f"The balances are off ({', '.join(broken)}). This is a defect of the worker."
     if refused := int(snapshot.numbers["refused_versions_total"]):
         yield f"Parameter versions refused: {refused}. They are unreadable, or two learners disagree."
     if snapshot.windows and snapshot.windows[-1].episode.rejected is not None:

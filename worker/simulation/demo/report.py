@@ -216,7 +216,7 @@ def summary_rows(numbers: Mapping[str, Any], seconds: float) -> list[TableRow]:
         ("parameters", f"v{numbers['parameters_version']}", f"sha256 {numbers['sha256'][:16]}…"),
     ]
     if numbers["imbalances"]:
-        rows.append(("ACCOUNTS", "–", f"do not balance: {numbers['imbalances']}"))
+        rows.append(("BALANCES", "–", f"are off: {numbers['imbalances']}"))
     return rows
 
 

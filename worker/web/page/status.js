@@ -292,8 +292,8 @@ function unlisted({ count: all, values }) {
 }
 
 function showHealth(status) {
-  const { lately, learning, sessions, accounts, parameters } = status;
-  const off = Object.entries(accounts).filter(([, value]) => value !== 0);
+  const { lately, learning, sessions, balances, parameters } = status;
+  const off = Object.entries(balances).filter(([, value]) => value !== 0);
   const facts = [
     ["Batch handling", `median ${seconds(lately.duration_p50)} · p99 ${seconds(lately.duration_p99)}`],
     ["Arrival to decision", `median ${seconds(lately.delay_p50)} · p99 ${seconds(lately.delay_p99)}`],
@@ -306,7 +306,7 @@ function showHealth(status) {
     ["Late feedback", `${count(learning.late_feedback)}${learning.unknown_feedback ? ` · for unknown sessions ${count(learning.unknown_feedback)}` : ""}`],
     ...status.unlisted.map((one) => [`Values of ${one.feature} not listed`, unlisted(one), "warn"]),
     ["Late journal records", learning.here ? count(learning.late) : "–"],
-    ["Accounts", off.length ? off.map(([name, value]) => `${name} ${value > 0 ? "+" : ""}${value}`).join(", ") : "balanced", off.length ? "bad" : "good"],
+    ["Balances", off.length ? off.map(([name, value]) => `${name} ${value > 0 ? "+" : ""}${value}`).join(", ") : "balanced", off.length ? "bad" : "good"],
   ];
   const list = $("facts");
   if (list.children.length !== facts.length) list.replaceChildren(...facts.map(([name]) => make("div", {}, make("dt", {}, name), make("dd"))));
