@@ -291,7 +291,9 @@ def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: 
     arms = tuple(Arm(arm=name, reward=reward, active=False) for name in encodable)
     sums = Sums(sessions=MOST, ads=np.full((len(ROWS), len(arms)), reward))
     accounts = Accounts(since=MOST, day=MOST, total=sums, today=sums)
-    parameters = replace(Parameters.first(LearningSettings(dim=dim, standardise=False), arms), accounts=accounts)
+    settings = LearningSettings(dim=dim, standardise=False, control_share=0.1, control="popular")
+    popular = tuple(range(len(arms)))
+    parameters = replace(Parameters.first(settings, arms), accounts=accounts, popular=popular)
     bound = version_sizes.largest_size(arms, parameters.model, parameters.settings)
     reserved = bound - version_sizes.RESERVE
     assert reserved - 1_500 < len(encode_parameters(parameters)) <= reserved + 2_000
