@@ -293,11 +293,12 @@ def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: 
     arms = tuple(Arm(arm=name, reward=reward, active=False) for name in encodable)
     sums = Sums(sessions=MOST, ads=np.full((len(ROWS), len(arms)), reward))
     accounts = Accounts(since=MOST, day=MOST, total=sums, today=sums)
-    parameters = Parameters.first(LearningSettings(dim=dim, standardise=False), arms)
+    settings = LearningSettings(dim=dim, standardise=False, control_share=0.1, control="popular")
+    popular = tuple(range(len(arms)))
+    parameters = replace(Parameters.first(settings, arms), accounts=accounts, popular=popular)
     misfit = np.full((len(arms), dim * (dim - 1) // 2), reward)
     calibration = Calibration(ads=np.full((5, len(arms)), reward))
-    parameters = replace(parameters, accounts=accounts, calibration=calibration)
-    parameters = replace(parameters, misfit=Misfit(scores=misfit, informations=misfit))
+    parameters = replace(parameters, calibration=calibration, misfit=Misfit(scores=misfit, informations=misfit))
     bound = version_sizes.largest_size(arms, parameters.model, parameters.settings)
     reserved = bound - version_sizes.RESERVE
     assert reserved - 1_500 < len(encode_parameters(parameters)) <= reserved + 2_000

@@ -37,6 +37,8 @@ RESERVE: Final = 256 << 10
 #: Bytes of an arm without its id: names, marks, and the longest number.
 _PER_ARM: Final = len(b'{"active":false,"arm":,"reward":},') + 24
 _PER_ARRAY: Final = 128
+#: Bytes of the index of an arm in the order by popularity.
+_PER_INDEX: Final = 8
 #: Bytes for the features of an arm, without themselves; numbers may be written longer than they are given.
 _PER_FEATURES: Final = len(b'"features":,')
 
@@ -47,6 +49,8 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
     declared += len(orjson.dumps(settings.order))
+    if settings.control_share and settings.control == "popular":
+        declared += _PER_INDEX * len(arms)
     # Of calibration, and of misfit.
     sizes = [len(CALIBRATED) * len(arms), *[pairs_under(settings, len(arms)).firsts[-1] * len(arms)] * len(SCORES)]
     if settings.answers == "learned":
