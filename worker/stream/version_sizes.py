@@ -19,11 +19,13 @@ import orjson
 from worker.bandit.click_model import ClickModel
 from worker.errors import InputError
 from worker.stream.accounts import accounts_size
+from worker.stream.calibration import ROWS as CALIBRATED
 from worker.stream.contexts import LEAST_SESSIONS, SCALES
 from worker.stream.features import widest
+from worker.stream.misfit import pairs_under
 from worker.stream.packing import bytes_per_number
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_records import COUNTS
+from worker.stream.version_records import COUNTS, SCORES
 
 if TYPE_CHECKING:
     from worker.stream.parameters import Parameters
@@ -49,7 +51,8 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     declared += len(orjson.dumps(settings.order))
     if settings.control_share and settings.control == "popular":
         declared += _PER_INDEX * len(arms)
-    sizes = []
+    # Of calibration, and of misfit.
+    sizes = [len(CALIBRATED) * len(arms), *[pairs_under(settings, len(arms)).firsts[-1] * len(arms)] * len(SCORES)]
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
@@ -67,7 +70,7 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     >>> from worker.stream.parameters import Parameters
     >>> arms = tuple(Arm(arm=str(n), reward=1.0) for n in range(60_000))
     >>> too_large(Parameters.first(LearningSettings(dim=32, model="additive", answers="all", standardise=False), arms))
-    '60,000 arms of 32 features take up to 33.9 MiB, more than the 16 MiB of a record: 28,039 such arms fit'
+    '60,000 arms of 32 features take up to 37.0 MiB, more than the 16 MiB of a record: 25,709 such arms fit'
     """
     arms, model, settings = parameters.arms, parameters.model, parameters.settings
     size = largest_size(arms, model, settings)
