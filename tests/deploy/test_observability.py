@@ -156,6 +156,8 @@ BY_WINDOW = (
     "explored_sessions_total",
     "episode_sessions_total",
     "episodes_closed_total",
+    "predicted_clicks_total",
+    "observed_clicks_total",
     *(f"ad_{name}_total" for name in ("sessions", *ROWS)),
 )
 

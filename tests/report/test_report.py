@@ -126,7 +126,11 @@ def test_the_comparison_with_the_control_group_comes_first_and_a_loss_is_a_warni
     found = report(tmp_path / "log.jsonl", "--period", "all")
     newest = decode_parameters(orjson.dumps(raw(tmp_path / "log.jsonl")["ads.parameters"][-1]))
     assert newest.lift is not None
-    assert found["lift"]["sentence"] == newest.lift.sentence == capsys.readouterr().out.splitlines()[0]
+    first, *others = capsys.readouterr().out.splitlines()
+    assert found["lift"]["sentence"] == newest.lift.sentence == first
+    assert newest.calibration.ratio is not None
+    clicks = f"users clicked {newest.calibration.ratio.estimate:.2f} times as often as predicted (between "
+    assert any(line.startswith(clicks) for line in others[:4])
     losses = [
         one["text"] for one in found["warnings"] if one["text"].startswith("adcascade earns less than the best ads")
     ]

@@ -22,6 +22,7 @@ from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
 from worker.stream import version_sizes
 from worker.stream.accounts import ROWS, Accounts, Sums
+from worker.stream.calibration import Calibration
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import (
     MOST,
@@ -35,6 +36,7 @@ from worker.stream.events import (
     Tag,
 )
 from worker.stream.learner import Learner, Outcome
+from worker.stream.misfit import Misfit
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import encode_parameters
@@ -263,7 +265,7 @@ def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monke
 def test_an_order_that_would_make_a_version_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Parameters.first(SETTINGS, ARMS)
     now = version_sizes.largest_size(first.arms, first.model, first.settings)
-    monkeypatch.setattr(version_sizes.too_large, "__defaults__", (now + 400,))
+    monkeypatch.setattr(version_sizes.too_large, "__defaults__", (now + 500,))
     many = tuple(ArmEntry(arm=f"n{n}", reward=1.0, active=True) for n in range(5))
     orders = [
         ArmChange(arm="x" * 200, reward=1.0, active=True),
@@ -291,7 +293,12 @@ def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: 
     arms = tuple(Arm(arm=name, reward=reward, active=False) for name in encodable)
     sums = Sums(sessions=MOST, ads=np.full((len(ROWS), len(arms)), reward))
     accounts = Accounts(since=MOST, day=MOST, total=sums, today=sums)
-    parameters = replace(Parameters.first(LearningSettings(dim=dim, standardise=False), arms), accounts=accounts)
+    settings = LearningSettings(dim=dim, standardise=False, control_share=0.1, control="popular")
+    popular = tuple(range(len(arms)))
+    parameters = replace(Parameters.first(settings, arms), accounts=accounts, popular=popular)
+    misfit = np.full((len(arms), dim * (dim - 1) // 2), reward)
+    calibration = Calibration(ads=np.full((5, len(arms)), reward))
+    parameters = replace(parameters, calibration=calibration, misfit=Misfit(scores=misfit, informations=misfit))
     bound = version_sizes.largest_size(arms, parameters.model, parameters.settings)
     reserved = bound - version_sizes.RESERVE
     assert reserved - 1_500 < len(encode_parameters(parameters)) <= reserved + 2_000

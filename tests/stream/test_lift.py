@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.stream import scenes
+from worker.stream.contexts import pack_context
+from worker.stream.events import ArmChange, Arrival
+from worker.stream.learner import Learner
 from worker.stream.lift import ALPHA, Lift, Scores, multiplier
+from worker.stream.parameters import Parameters
+from worker.stream.slates import SlatePlanner
 
 THOROUGH = bool(os.environ.get("ADCASCADE_THOROUGH"))
 
@@ -141,3 +148,31 @@ def test_the_interval_covers_the_truth_at_all_looks_together(world: dict[str, fl
     sys.stderr.write(f"{world}: outside at any look in {revenue} (revenue), {clicks} (clicks) of {RUNS} runs\n")
     assert revenue <= ALLOWED
     assert clicks <= ALLOWED
+
+
+# ── the guardrail ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("gain", "changes", "guarded"),
+    [
+        (0.7, {"max_loss": 0.05}, True),
+        (0.7, {"max_loss": 0.5}, False),
+        (0.7, {}, False),
+        (0.7, {"max_loss": 0.05, "guardrail_sessions": 50_000}, False),
+        (1.3, {"max_loss": 0.05}, False),
+    ],
+    ids=str,
+)
+def test_the_next_version_is_guarded_while_the_loss_is_certain(gain: float, changes: dict[str, Any], guarded) -> None:
+    settings = scenes.settings(control_share=0.05, random_share=0.5, policy="ucbbp", **changes)
+    lift = Lift(control="fixed").plus(drawn(np.random.default_rng(0), 40_000, gain=gain)[0], 0)
+    before = replace(Parameters.first(settings, scenes.ARMS), lift=lift, guarded=not guarded)
+    learner = Learner(settings, (), [before])
+    learner.handle(scenes.written([ArmChange(arm="hat", reward=1.0, active=True)]))
+    assert learner.current.guarded is guarded
+    planner = SlatePlanner(replace(learner.current, folds=1))
+    arrivals = [Arrival(session_id=f"s{n}", occurred_at=0, context=(0.5, n / 50)) for n in range(100)]
+    slates = planner.plan(arrivals, [pack_context(one.context) for one in arrivals])
+    modes = {mode for slate in slates for mode in slate.modes}
+    assert modes == ({"control", "guarded"} if guarded else {"control", "random", "explore"})

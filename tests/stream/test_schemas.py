@@ -28,6 +28,7 @@ from schemas.make import RECORDS, files
 from tests.stream.scenes import ADDITIVE
 from worker.errors import ParametersError
 from worker.stream.accounts import Accounts, Sums
+from worker.stream.calibration import Calibration
 from worker.stream.chance import Shares
 from worker.stream.contexts import ARRAYS, ObservedSessions, Standardisation
 from worker.stream.decoding import Limits, Rejected
@@ -35,6 +36,7 @@ from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
 from worker.stream.features import Features, FormerFeatures
 from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
 from worker.stream.lift import Lift
+from worker.stream.misfit import Misfit
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import StartRecord, encode_parameters
@@ -223,6 +225,8 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
         started_from=StartRecord(sha256="a" * 64, trust=0.3),
         imported=True,
         accounts=Accounts(total=Sums(sessions=1)),
+        calibration=Calibration(ads=np.ones((5, 1))),
+        misfit=Misfit(scores=np.zeros((1, 6)), informations=np.ones((1, 6))),
         lift=Lift(control="fixed:a"),
         guarded=True,
         popular=(0,),

@@ -43,6 +43,16 @@ def row_products(left: Array, right: Array) -> Array:
     return result[:, 0]
 
 
+def spread(count: int, most: int) -> Ints:
+    """Return at most `most` of the numbers below `count`, evenly spread.
+
+    >>> spread(10, 4).tolist()
+    [0, 2, 5, 7]
+    """
+    most = min(count, most)
+    return np.arange(most) * count // max(1, most)
+
+
 def frozen_array(values: object, shape: tuple[int, ...] | None = None) -> Floats:
     """Return a read-only float64 copy of `values`; check shape and finiteness."""
     try:

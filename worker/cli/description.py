@@ -15,6 +15,7 @@ from worker.bandit.personal import PersonalModel
 from worker.console import listing
 from worker.stream.chance import ALL
 from worker.stream.contexts import SCALES
+from worker.stream.misfit import missed_by
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
 from worker.stream.tastes import AdProfile, Taste, context_columns, strengths
@@ -70,6 +71,8 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "parameter_norm": model.norm,
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
+        "calibration": _calibration(parameters),
+        "missed": [to_builtins(one.record) | {"sentence": one.sentence} for one in missed_by(parameters)],
         "position_effects": model.position_effects.tolist(),
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
         "standardisation": None if scales is None else {name: getattr(scales, name) for name in SCALES},
@@ -110,6 +113,8 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
         f"  model {model}; ‖θ‖ {details['parameter_norm']:.4g}; contexts {_contexts(parameters)}",
         *_features(details["features"]),
+        *([f"  {sentence}"] if (sentence := parameters.calibration.sentence) else []),
+        *(f"  {one['sentence']}" for one in details["missed"]),
         f"  users without a click go on: {going_on}",
         *([f"  clicks by position: odds × {_listed(np.exp(effects))}"] if any(effects) else []),
         f"  forgetting {_forgetting(details)}",
@@ -119,6 +124,15 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         listing(ARMS, sorted(arms, key=lambda arm: -arm["probability"] * arm["reward"]), TOP),
     ]
     return "\n".join(lines)
+
+
+def _calibration(parameters: Parameters) -> dict[str, Any] | None:
+    """Return how well clicks were predicted, and the ads that differ most; None before the second fold."""
+    known = parameters.calibration
+    if known.ratio is None:
+        return None
+    worst = known.worst([arm.arm for arm in parameters.arms])
+    return {**known.total, "ratio": asdict(known.ratio), "loss": known.loss, "worst": to_builtins(worst)}
 
 
 def _features(strengths: list[dict[str, Any]]) -> list[str]:

@@ -80,6 +80,7 @@ OPTIONS = (
     Option(
         "crosses", "crosses that the learner is told of, in interactions (default: all)", choices=CROSSES, default=None
     ),
+    count("pairs", "pairs of numbers that matter together, in interactions (default: all)"),
     Option("model", "click model of the learner", choices=tuple(MODELS), default=DEFAULTS.model),
     Option(
         "intercept",
@@ -201,10 +202,16 @@ def summary(runs: Sequence[Run], join: int | None = None) -> str:
                 f"{statistics.fmean(one.seconds for one in group):.2f}",
             ]
         )
+        if found := [one.missed for one in group if one.missed is not None]:
+            rows[-1] += [
+                f"{sum(one.is_true for one in found)} of {len(found)}",
+                f"{sum(one.alarms > 0 for one in found)} of {len(found)}",
+            ]
     last = last_episodes(episodes)
     header = ["policy", "users", "regret", "sd", f"per episode, last {last}", "lost", f"lost, last {last}"]
     header += [f"lost, {first}–{end}" for first, end in after]
-    return table([*header, "stuck", "explored", "seconds/run"], rows)
+    header += ["stuck", "explored", "seconds/run"]
+    return table([*header, *(["true pair first", "alarms"] if runs[0].missed is not None else [])], rows)
 
 
 COMMAND = CommandSpec(
@@ -223,6 +230,7 @@ COMMAND = CommandSpec(
         "adcascade simulate --environment newcomers --model personal --new-arms 10 --join 31 --spread 1 --users 2000",
         "adcascade simulate --environment drift --model personal --change tastes --forgetting auto",
         "adcascade simulate --environment interactions --model personal --crosses none --users 500 --episodes 60",
+        "adcascade simulate --environment interactions --pairs 1 --crosses none --dim 6 --model personal --users 500",
         "adcascade simulate --environment skewed --model personal",
         "adcascade simulate --environment tastes --model personal --users 50000 --episodes 20 --learn-at-most 5000",
         "adcascade simulate --policy ucbbp --no-intercept --estimator paper --bonus paper --beta theory --json -",

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from worker import __version__
+from worker.stream.calibration import SESSIONS
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
 from worker.stream.lift import GROUPS, OUTCOMES, Interval
 from worker.stream.session import ENDINGS
@@ -153,6 +154,28 @@ CATALOGUE: Final = (
         "Number M_t of sessions that may explore in the next window. It limits the policy aucbbp only.",
     ),
     _gauge("adcascade_beta", "Width of exploration, in standard deviations."),
+    # Whether the model is right.
+    _counter(
+        "adcascade_predicted_clicks_total",
+        "Clicks that the version before each closed window predicted, by sessions: with ads that the policy chose, "
+        "with random slates, and of the control group. Chosen ads look over-predicted: overestimated ads are chosen.",
+        sessions=SESSIONS,
+    ),
+    _counter("adcascade_observed_clicks_total", "Clicks on the same displays.", sessions=SESSIONS),
+    _gauge(
+        "adcascade_calibration_ratio",
+        "Clicks per predicted click, of about the last 5,000 clicks that were learned from, with the ends of its 95 % "
+        "interval. The same in every worker.",
+        bound=("estimate", "low", "high"),
+    ),
+    _gauge(
+        "adcascade_calibration_log_loss",
+        "Log loss of the same predictions, relative to that of one rate for all displays: at 1 they tell nothing.",
+    ),
+    _gauge(
+        "adcascade_missed_pairs",
+        "Pairs of features that matter together and that the model cannot learn, at most 5. Named on the status page.",
+    ),
     # Learning.
     _counter("adcascade_episodes_closed_total", "Closed windows that had sessions."),
     _counter("adcascade_episode_sessions_total", "Sessions in closed windows."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -82,6 +83,8 @@ def _labelled(snapshot: Snapshot) -> dict[str, Series]:
         "consumer_lag_records": {(topic,): value for topic, value in snapshot.lag.items()},
         "troubles_total": {(name,): total for name, total in snapshot.trouble_totals.items()},
         "trouble": {(name, TROUBLES[name].level): name in active for name in snapshot.trouble_totals},
+        "calibration_ratio": _calibration_ratio(snapshot),
+        **{name: {(of,): number for of, number in numbers.items()} for name, numbers in snapshot.predicted.items()},
         "learn_share": {} if snapshot.parameters is None else _each(**snapshot.parameters.shares._asdict()),
         "build_info": {(__version__, platform.python_version()): 1.0},
     }
@@ -159,6 +162,11 @@ def _time_averaged(snapshot: Snapshot) -> Series:
     if snapshot.is_simulated:
         averages = {"pseudo": numbers["pseudo_regret_total"] / windows, **averages}
     return _each(**averages)
+
+
+def _calibration_ratio(snapshot: Snapshot) -> Series:
+    ratio = None if snapshot.parameters is None else snapshot.parameters.calibration.ratio
+    return {} if ratio is None else _each(**asdict(ratio))
 
 
 def _each(**values: float) -> Series:

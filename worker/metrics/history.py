@@ -109,7 +109,8 @@ class Snapshot:
 
     `contexts` are packed contexts of recent users, of the same length. `forgotten` is the time of the last version that
     forgot something, the share of older sessions that it kept, and the ads that began anew. `numbers` holds the metrics
-    without labels by name, without the prefix `adcascade_`.
+    without labels by name, without the prefix `adcascade_`. `predicted` are predicted and observed clicks of closed
+    windows, by sessions.
     """
 
     now: Mark
@@ -119,6 +120,7 @@ class Snapshot:
     parameters: Parameters | None
     forgotten: tuple[int, float, tuple[str, ...]] | None
     numbers: Mapping[str, float]
+    predicted: Mapping[str, Mapping[str, float]]
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]
     horizon: int

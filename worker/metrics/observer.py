@@ -33,8 +33,10 @@ from worker.metrics.history import (
     wrong_scale,
 )
 from worker.metrics.troubles import TroubleLog
+from worker.stream.calibration import SESSIONS
 from worker.stream.episodes import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
+from worker.stream.misfit import missed_by
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
 from worker.stream.versions import KEPT
@@ -45,6 +47,10 @@ _FROM_ZERO = [
     for spec in CATALOGUE
     if spec.kind == "counter" and not spec.labels and spec.name not in SIMULATED
 ]
+
+
+#: Clicks by sessions, as predicted and as they came.
+PREDICTED = ("predicted_clicks_total", "observed_clicks_total")
 
 
 class Metrics:
@@ -83,6 +89,7 @@ class Metrics:
         #: When something was last forgotten, the share of older sessions that is left, and the ads that began anew.
         self._forgotten: tuple[int, float, tuple[str, ...]] | None = None
         self._contexts: deque[bytes] = deque(maxlen=MOST_CONTEXTS)
+        self._predicted = {name: dict.fromkeys(SESSIONS, 0.0) for name in PREDICTED}
 
     # ── observing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,6 +135,10 @@ class Metrics:
                     # Sampling and rounding can make a regret slightly negative; a counter must not fall.
                     numbers[f"regret_{kind}_total"] += max(0.0, value) * sessions
                     numbers[f"regret_{kind}_per_session"] = value
+            if (calibration := episode.calibration) is not None:
+                of_sessions = calibration.sessions.predicted, calibration.sessions.clicks
+                for sums, clicks in zip(self._predicted.values(), of_sessions, strict=True):
+                    sums.update({of: sums[of] + number for of, number in zip(SESSIONS, clicks, strict=True)})
             for name in ("parameter_norm", "smallest_eigenvalue"):
                 if (number := getattr(episode, name)) is not None:
                     numbers[name] = number
@@ -138,7 +149,7 @@ class Metrics:
 
     def version(self, parameters: Parameters) -> None:
         """Show a published version."""
-        answered = answering(parameters)
+        answered, missed = answering(parameters), missed_by(parameters)
         with self._lock:
             known = self._parameters
             if known is None or parameters.version > known.version:
@@ -161,11 +172,16 @@ class Metrics:
                 "parameter_norm": parameters.model.norm,
                 "ad_sessions_total": parameters.accounts.total.sessions,
                 "unanswered_ads": answered.collapsed if answered else 0,
+                "missed_pairs": len(missed),
             }
             self._numbers.pop("answer_rate_lowest", None)
             if answered and answered.lowest:
                 self._numbers["answer_rate_lowest"] = answered.lowest[0].rate
+            if (loss := parameters.calibration.loss) is not None:
+                self._numbers["calibration_log_loss"] = loss
         self._report_unanswered(answered)
+        self.troubles.set("calibration", parameters.calibration.sentence if parameters.calibration.is_bad else "")
+        self.troubles.set("misfit", "; ".join(one.sentence for one in missed))
         self._report_lift(parameters)
 
     def _report_lift(self, parameters: Parameters) -> None:
@@ -273,6 +289,7 @@ class Metrics:
                 parameters=self._parameters,
                 forgotten=self._forgotten,
                 numbers=dict(self._numbers),
+                predicted=deepcopy(self._predicted),
                 imbalance=dict(self._imbalance),
                 lag=dict(self._lag),
                 horizon=self._horizon,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +25,7 @@ from worker.stream.decoding import decode_episode
 from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
 from worker.stream.lift import Lift
+from worker.stream.misfit import missed_by
 from worker.stream.parameters import Parameters
 
 #: Features that are shown, of those whose groups differ most, and groups of each.
@@ -32,6 +34,8 @@ MOST_FEATURES, MOST_GROUPS = 6, 12
 MOST_NAMED: Final = 10
 #: Share of sessions without a plan that is worth a warning.
 MUCH_FALLBACK: Final = 0.01
+#: Standard deviations from which the clicks of an ad clearly differ from those predicted.
+CLEARLY: Final = 4.0
 
 Document = dict[str, Any]
 
@@ -68,6 +72,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "since": period.since,
         "until": period.until,
         "lift": None if learned.lift is None else _compared(learned.lift),
+        "predictions": _predictions(learned),
         "total": total,
         "course": course,
         "ads": ads,
@@ -75,7 +80,10 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "changes": [*_catalogue(versions.head(begins), versions.head(ends)), *_events(log, period)],
         "versions": [begins, ends],
         "warnings": [*_warnings(ads, total, course, now), *_doubts(learned), *_rejected(log, period)],
-        "notes": list(_notes(log, period, last, compared=compared is not None)),
+        "notes": [
+            *_notes(log, period, last, compared=compared is not None),
+            *(one.sentence for one in missed_by(learned)),
+        ],
     }
 
 
@@ -137,6 +145,12 @@ def _groups(feature: str, now: Counts, before: Counts | None) -> list[Document]:
 def _compared(lift: Lift) -> Document:
     """Return what the control group says, from its beginning to the end of the period."""
     return {"sentence": lift.sentence, "known": lift.is_known, "since": lift.since, "sessions": lift.sessions}
+
+
+def _predictions(learned: Parameters) -> Document | None:
+    """Return how many clicks came for one that was predicted, as the version knows; None before anything was."""
+    known = learned.calibration
+    return None if known.ratio is None else {**asdict(known.ratio), "bad": known.is_bad}
 
 
 # ── what changed ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,6 +249,11 @@ def _doubts(learned: Parameters) -> Iterator[Document]:
     if lift is not None and (size := lift.mismatch) is not None:
         text = f"the control group has {size:.0%} of the sessions that it should have: do not trust the comparison"
         yield {"arm": None, "text": text}
+    known, names = learned.calibration, [arm.arm for arm in learned.arms]
+    for ad in known.worst(names) if known.is_bad else ():
+        if abs(ad.deviations) > CLEARLY:
+            text = f"ad {ad.arm}: {ad.clicks:,} clicks lately, where {ad.predicted:,.0f} were predicted"
+            yield {"arm": ad.arm, "text": text}
 
 
 def _rejected(log: OrderedLog, period: Period) -> Iterator[Document]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from worker.report.period import moment
+from worker.stream.calibration import USUAL
 
 #: What the columns mean, for readers who have never seen them.
 WORDS: Final = {
@@ -105,12 +106,18 @@ def heads(document: Mapping[str, Any]) -> list[str]:
     clicks = f"{now['clicks']:,.0f} clicks in {now['sessions']:,.0f} sessions"
     each, lift = amount(now["revenue_per_thousand"] / 1000), document["lift"]
     headline, earned = f"revenue per session: {each}{than}", f"{title}: {amount(now['revenue'])} earned by {clicks}"
-    if lift is None:
-        return [headline, earned]
-    if not lift["known"]:
-        return [headline, earned, f"against the control group: {lift['sentence']}"]
-    by = f"by {lift['sessions']:,} sessions since {moment(lift['since'])}, with 95 % certainty"
-    return [lift["sentence"], f"{earned}, {each} per session{than}", f"compared with the control group {by}"]
+    lines = [headline, earned]
+    if lift is not None and lift["known"]:
+        by = f"by {lift['sessions']:,} sessions since {moment(lift['since'])}, with 95 % certainty"
+        lines = [lift["sentence"], f"{earned}, {each} per session{than}", f"compared with the control group {by}"]
+    elif lift is not None:
+        lines.append(f"against the control group: {lift['sentence']}")
+    if (clicks := document["predictions"]) is not None:
+        verdict = "as it should be" if USUAL[0] <= clicks["low"] <= clicks["high"] <= USUAL[1] else "not sure yet"
+        verdict = "do not trust what is expected of ads" if clicks["bad"] else verdict
+        between = f"between {clicks['low']:.2f} and {clicks['high']:.2f}"
+        lines.append(f"users clicked {clicks['estimate']:.2f} times as often as predicted ({between}): {verdict}")
+    return lines
 
 
 def changes(document: Mapping[str, Any]) -> list[str]:

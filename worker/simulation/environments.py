@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from inspect import signature
+from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
@@ -182,22 +183,45 @@ def drift(generator: np.random.Generator, *, dim: int, arms: int, change: str = 
 
 
 def interactions(
-    generator: np.random.Generator, *, dim: int, arms: int, interaction: float = 1.0, crosses: str = "all"
+    generator: np.random.Generator,
+    *,
+    dim: int,
+    arms: int,
+    interaction: float = 1.0,
+    crosses: str = "all",
+    pairs: int | None = None,
 ) -> Environment:
     """Draw a world as `tastes` in which products of two numbers matter: their part of the log-odds has this deviation.
 
-    With `crosses` all, the learner's declaration has all of them.
+    With `crosses` all, the learner's declaration has all of them. Of all pairs of numbers, `pairs` matter.
 
     >>> world = interactions(np.random.default_rng(0), dim=2, arms=1, interaction=3.0)
     >>> corners = world.log_odds(np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]))[:, 0]
     >>> round(float(corners @ [1, -1, -1, 1] / 4), 3)  # of x1·x2, without what x1 and x2 do alone
     3.912
     """
-    world, pairs = tastes(generator, dim=dim, arms=arms), dim * (dim - 1) // 2
-    own = np.hstack([_tastes_of(world.truth), interaction * _effects(generator, pairs, arms)])
-    effects = np.concatenate([world.truth.effects, np.zeros(pairs)])
-    truth = _personal(world.truth.biases, effects, own)
-    return replace(world, truth=truth, columns=with_products, declared=_declared(dim, crosses=crosses))
+    world, every = tastes(generator, dim=dim, arms=arms), list(combinations(range(1, dim + 1), 2))
+    products = interaction * _effects(generator, len(every), arms)
+    if pairs is None:
+        matter = np.arange(len(every))
+    elif pairs <= len(every):
+        matter = np.sort(generator.permutation(len(every))[:pairs])
+    else:
+        raise InputError(f"{dim} numbers have {len(every)} pairs, not {pairs}")
+    scales = np.zeros(len(every))
+    scales[matter] = math.sqrt(len(every) / len(matter))
+    truth = _personal(
+        world.truth.biases,
+        np.concatenate([world.truth.effects, np.zeros(len(every))]),
+        np.hstack([_tastes_of(world.truth), products * scales]),
+    )
+    return replace(
+        world,
+        truth=truth,
+        columns=with_products,
+        declared=_declared(dim, crosses=crosses),
+        interacting=tuple((f"x{every[k][0]}", f"x{every[k][1]}") for k in matter.tolist() if interaction),
+    )
 
 
 def skewed(generator: np.random.Generator, *, dim: int, arms: int) -> Environment:

@@ -49,6 +49,7 @@ class Environment:
     levels : the last features of a context that are a category of as many values, each as likely
     skewed : the first features of a context that are exp(2z), z standard normal
     declared : the features of contexts that the learner knows of; None for a plain vector
+    interacting : the pairs of these features that matter together
     later : the world in the second half of a run; None if it does not change
     """
 
@@ -63,6 +64,7 @@ class Environment:
     levels: int = 0
     skewed: int = 0
     declared: Features | None = None
+    interacting: tuple[tuple[str, str], ...] = ()
     later: Environment | None = None
 
     def contexts(self, generator: np.random.Generator, users: int) -> Floats:

@@ -28,6 +28,7 @@ from worker.bandit.bonuses import joined
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, scaled_ads, with_ads
+from worker.stream.calibration import Calibration
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, FeaturesChange, Import, Order, Tag
 from worker.stream.feature_changes import (
     columns_of,
@@ -313,6 +314,7 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         thresholds=thresholds,
         ties=ties,
         answers=align_answers(target, arms, current.settings),
+        calibration=Calibration(),
         radius=target.radius,
         standardisation=target.standardisation,
         pending=pending,

@@ -22,15 +22,17 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
+from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid, spread
 from worker.bandit.planning import slate_values
 from worker.bandit.regret import optimistic_gap, posterior_regret
 from worker.stream.accounts import click_prices
-from worker.stream.events import Episode
+from worker.stream.calibration import Predicted, window_figures
+from worker.stream.events import CalibrationRecord, Episode
 from worker.stream.feature_changes import contexts_of
-from worker.stream.folding import one_thread, spread
+from worker.stream.folding import one_thread
 from worker.stream.joining import ClosedWindow
 from worker.stream.lift import Lift
+from worker.stream.misfit import missed_by
 from worker.stream.parameters import Parameters
 
 #: Displays without a click from which an ad is judged, and usual passes for that number. A rate starts at the rate
@@ -122,6 +124,7 @@ def episode_of(
     parent: Parameters,
     current: Parameters,
     kept: Mapping[int, Parameters],
+    predicted: Predicted | None = None,
     *,
     lift: Lift | None,
     steps: int | None,
@@ -130,9 +133,9 @@ def episode_of(
 ) -> Episode:
     """Return the episode of a window that was closed under `parent`, with `current` in force since.
 
-    `kept` are the versions that may have served it; `lift` is the comparison up to its end; `steps` are those of
-    Newton's method, None without a fold; `rejected` is why there is no usable estimate; `late` are the records that
-    came late since the last episode.
+    `kept` are the versions that may have served it; `predicted` is what the parent expected of its displays; `lift` is
+    the comparison up to its end; `steps` are those of Newton's method, None without a fold; `rejected` is why there is
+    no usable estimate; `late` are the records that came late since the last episode.
     """
     nothing: tuple[float | None, float | None] = (None, None)
     with one_thread(), np.errstate(all="ignore"):
@@ -141,6 +144,8 @@ def episode_of(
         norm = _tried(lambda: current.model.norm, None)
         eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
         answered = _tried(lambda: answering(current), None)
+        calibration = _tried(lambda: _calibration(predicted, current, folded=steps is not None), None)
+        missing = _tried(lambda: [one.record for one in missed_by(current)], None)
     weights, shown = window.weights, window.weights[window.rows]
     explored = np.array([sum(plan.explored) / max(1, len(plan.slate)) for plan in window.plans])
     return Episode(
@@ -173,7 +178,17 @@ def episode_of(
         changed_arms=(current.changed or None) if steps is not None else None,
         lift=None if lift is None else lift.figures,
         guarded=current.guarded,
+        calibration=calibration,
+        missed=tuple(missing) if missing else None,
     )
+
+
+def _calibration(predicted: Predicted | None, current: Parameters, *, folded: bool) -> CalibrationRecord | None:
+    """Return the figures of a window; if it made no version, the sums per ad have it in its episode only."""
+    if predicted is None:
+        return None
+    sums = current.calibration if folded else current.calibration.plus(predicted, arms=len(current.arms))
+    return window_figures(predicted, sums, [arm.arm for arm in current.arms])
 
 
 def _finite(number: float | None) -> float | None:

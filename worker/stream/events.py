@@ -381,6 +381,55 @@ class LiftFigures(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tru
     ] = None
 
 
+class PredictedClicks(Struct, frozen=True, kw_only=True, gc=False):
+    """Predicted and observed clicks of several parts of the displays, a number of each part."""
+
+    displays: tuple[Count, ...]
+    predicted: Annotated[tuple[Amount, ...], described("Sums of the click probabilities.")]
+    clicks: tuple[Count, ...]
+
+
+class AdCalibration(Struct, frozen=True, kw_only=True, gc=False):
+    """Predicted and observed clicks of an ad, in the fading sums."""
+
+    arm: Identifier
+    displays: Count
+    predicted: Amount
+    clicks: Count
+    deviations: Annotated[Number, described("Difference of both in standard deviations.")]
+
+
+class CalibrationRecord(Struct, frozen=True, kw_only=True, gc=False):
+    """Clicks as the version before the window predicted them, and as they came, of the displays that count."""
+
+    displays: Count
+    predicted: Annotated[Amount, described("Sum of the click probabilities p.")]
+    variance: Annotated[Amount, described("Sum of p(1 − p).")]
+    clicks: Count
+    log_loss: Annotated[Amount, described("Sum of −ln p over clicks and −ln(1 − p) over other displays.")]
+    tenths: Annotated[PredictedClicks, described("By tenths of the displays, the least probable first.")]
+    positions: Annotated[PredictedClicks, described("By position, from 1.")]
+    sessions: Annotated[
+        PredictedClicks,
+        described(
+            "By sessions: ads chosen by the policy, drawn at random (modes warmup and random), and the control group. "
+            "Chosen ads look over-predicted, because overestimated ads are chosen."
+        ),
+    ]
+    worst: Annotated[
+        tuple[AdCalibration, ...], described("Ads that differ most clearly, in sums that fade over windows.")
+    ]
+
+
+class MissedPair(Struct, frozen=True, kw_only=True, gc=False):
+    """Two features that matter together and are not declared as a cross; the first is `ad` if tastes are missed."""
+
+    of: tuple[str, str]
+    deviations: Annotated[Number, described("Evidence, in standard deviations.")]
+    strength: Annotated[Amount, described("Standard deviation of what they add to the log-odds.")]
+    arms: Annotated[Count, described("Number of ads to which they clearly matter.")]
+
+
 class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Report on a closed window of event time. Topic: episodes. Key: version. Unknown fields are ignored."""
 
@@ -457,6 +506,14 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     guarded: Annotated[bool, described("Whether exploration is stopped, because of a certain loss. Missing: no.")] = (
         False
     )
+
+    calibration: Annotated[
+        CalibrationRecord | None, described("Clicks as predicted. Missing before the second fold.")
+    ] = None
+    missed: Annotated[
+        tuple[MissedPair, ...] | None,
+        described("Pairs of features that the model misses, the clearest first. Missing: none is known."),
+    ] = None
 
 
 #: Orders to the learner; each takes effect at its position in the journal.

@@ -263,6 +263,7 @@ def recast(parameters: Parameters, features: Features, renamed: Renamed) -> Para
         settings=settings,
         arms=arms,
         model=parameters.model.with_columns(first_model(settings, arms), columns.model, columns.ads),
+        misfit=None,
         standardisation=known,
         pending=pending,
     )

@@ -14,6 +14,8 @@ Rules that hold in this file:
   among the window's own contexts under the new estimate (docs/math.md §5). Where several have that very score, a share
   of them explores. Sessions of the control group and those drawn at random (`random_share`) explore nothing, so the
   rank is scaled up to the share of the others.
+- How well the parent predicted the window, and what it may miss, are summed before anything is learned
+  (`calibration.py`, `misfit.py`).
 - Answers are counted for every window that makes a version (`answers.py`), and fade as the estimate does.
 - Centre and scale of contexts come from all sessions up to the first fold, at least `LEAST_SESSIONS`
   (`contexts.py`). As long as there are fewer, the version keeps them, and no fold happens. A number that was declared
@@ -27,22 +29,25 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from worker.bandit.answers import AnswerCounts
-from worker.bandit.arrays import Floats, Ints
+from worker.bandit.arrays import Floats, spread
 from worker.bandit.bonuses import bonus_named, explore_budget, restarted
-from worker.bandit.click_model import Observations
-from worker.bandit.learning import changes_after
+from worker.bandit.click_model import ClickModel, Fit, Observations
+from worker.bandit.learning import AUTO, changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.errors import AdcascadeError, EstimationError
+from worker.stream.calibration import Predicted, kind_of, predict
 from worker.stream.chance import Shares
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation
 from worker.stream.feature_changes import contexts_of
 from worker.stream.joining import ClosedWindow, SessionPlan
+from worker.stream.misfit import misfit_after
 from worker.stream.packing import rounded
 from worker.stream.parameters import NEVER, Parameters, confidence_radius, first_model
 from worker.stream.session import excluded_indices, packed_indices
@@ -65,11 +70,11 @@ def one_thread() -> AbstractContextManager[object]:
     return limit
 
 
-def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | None]:
+def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None = None) -> tuple[Parameters, int | None]:
     """Fold a window into the parent's estimate, under the parent's settings; raise `EstimationError` at the gate.
 
     Return the parent with the new estimate, not yet numbered, and the number of Newton steps. That is None if the
-    sessions of the window only wait for more.
+    sessions of the window only wait for more. `predicted` is what the parent expected of the window.
     """
     settings = parent.settings
     try:
@@ -107,13 +112,39 @@ def fold(parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int | No
                     at_most=settings.learn_at_most,
                 ),
             )
-            folded = replace(folded, radius=_radius(folded, data))
+            folded = replace(folded, radius=_radius(folded, data), **_compared(parent, predicted, fit))
             return with_thresholds(folded, window.plans, window.weights, window.sessions), fit.steps
     except MemoryError:
         raise
     except Exception as error:  # a window must not be able to stop the learner
         reason = str(error) if isinstance(error, AdcascadeError) else f"{type(error).__name__}: {error}"
         raise EstimationError(reason) from error
+
+
+def predicted_by(parent: Parameters, window: ClosedWindow) -> Predicted | None:
+    """Return what a version expects of the displays of a window; None if nothing is folded, or after an error."""
+    if not parent.folds:
+        return None
+    try:
+        with one_thread(), np.errstate(all="ignore"):
+            sessions = observed(parent, window)
+            kinds = np.array([kind_of(plan) for plan in window.plans], dtype=np.intp)
+            return predict(parent.model, sessions.observations(parent.prepared), kinds[sessions.rows])
+    except MemoryError:
+        raise
+    except Exception:  # the fold says why
+        return None
+
+
+def _compared(parent: Parameters, predicted: Predicted | None, fit: Fit[ClickModel]) -> dict[str, Any]:
+    """Return the sums of how well the parent predicted, with the window of a fold."""
+    if predicted is None:
+        return {}
+    arms = len(parent.arms)
+    sums = {"calibration": parent.calibration.plus(predicted, arms=arms, kept=fit.kept)}
+    if parent.settings.forgetting == AUTO and (fit.kept < 1 or fit.changed):  # what has changed is no misfit
+        return sums
+    return sums | {"misfit": misfit_after(parent.misfit, parent.settings, predicted.data, predicted.chances, arms=arms)}
 
 
 def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
@@ -208,16 +239,6 @@ def with_new_arms(changed: Parameters, plans: Sequence[SessionPlan]) -> Paramete
         return replace(changed, thresholds=(NEVER,) * settings.horizon, ties=())
     with one_thread():
         return with_thresholds(changed, plans, weights, changed.expected_sessions)
-
-
-def spread(count: int, most: int) -> Ints:
-    """Return at most `most` of the numbers below `count`, evenly spread.
-
-    >>> spread(10, 4).tolist()
-    [0, 2, 5, 7]
-    """
-    most = min(count, most)
-    return np.arange(most) * count // max(1, most)
 
 
 def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:

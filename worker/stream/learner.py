@@ -52,7 +52,7 @@ from worker.stream.events import (
     Tag,
 )
 from worker.stream.feature_changes import width_of_context
-from worker.stream.folding import fold, one_thread, with_new_arms
+from worker.stream.folding import fold, one_thread, predicted_by, with_new_arms
 from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns, continued
@@ -283,9 +283,10 @@ class Learner:
         if not window.plans:
             return
         kept, steps, rejected = dict(self._kept), None, None
+        predicted = predicted_by(parent, window)
         if not parent.frozen:
             try:
-                folded, steps = fold(under(settings, parent), window)
+                folded, steps = fold(under(settings, parent), window, predicted)
             except EstimationError as error:
                 rejected = str(error)
             else:
@@ -294,7 +295,15 @@ class Learner:
             late = self._late - self._late_counted
             outcome.episodes.append(
                 episode_of(
-                    window, parent, self._current, kept, lift=self._lift, steps=steps, rejected=rejected, late=late
+                    window,
+                    parent,
+                    self._current,
+                    kept,
+                    predicted,
+                    lift=self._lift,
+                    steps=steps,
+                    rejected=rejected,
+                    late=late,
                 )
             )
             self._late_counted = self._late

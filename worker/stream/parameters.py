@@ -30,6 +30,7 @@ from worker.bandit.policies import Exploration, Fixed, Policy, policy_named
 from worker.errors import InputError, OldVersionError, ParametersError
 from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
+from worker.stream.calibration import Calibration
 from worker.stream.chance import ALL, Shares, stable_keys
 from worker.stream.contexts import (
     ARRAYS,
@@ -42,11 +43,13 @@ from worker.stream.contexts import (
 )
 from worker.stream.features import FormerFeatures
 from worker.stream.lift import Lift
+from worker.stream.misfit import Misfit
 from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, is_number
 from worker.stream.version_records import (
     COUNTS,
     IF_SET,
     PLAIN,
+    SCORES,
     ArmRecord,
     StartRecord,
     VersionRecord,
@@ -65,6 +68,7 @@ class Parameters:
 
     `accounts` are the sums per ad of all windows that were closed when it was made, `lift` is the comparison with the
     control group in them. `guarded` versions do not explore. `popular` are the arms by falling revenue per display.
+    `calibration` and `misfit` are sums of how well clicks were predicted, and of what the model may miss.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
     the share of older displays that the last fold kept, `changed` the arms that began anew in it, as
     they have changed, and `changes` the number of changes of all arms noticed lately.
@@ -93,6 +97,8 @@ class Parameters:
     lift: Lift | None = field(default=None, repr=False)
     guarded: bool = False
     popular: tuple[int, ...] = ()
+    calibration: Calibration = field(default_factory=Calibration, repr=False)
+    misfit: Misfit | None = field(default=None, repr=False)
     frozen: bool = False
     folds: int = 0
     clock: float = 0.0
@@ -140,6 +146,9 @@ class Parameters:
             shape = (self.settings.horizon, len(self.arms))
             if self.answers.displayed.shape != shape:
                 raise ParametersError(f"answers have the shape {self.answers.displayed.shape}, not {shape}")
+        rows = 0 if self.misfit is None else len(self.misfit.scores)
+        if max(rows, self.calibration.ads.shape[1]) > len(self.arms):
+            raise ParametersError("calibration or misfit has more arms than the catalogue")
         self.shares.check()
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
         object.__setattr__(self, "ties", tuple(map(float, self.ties)))
@@ -399,7 +408,8 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
     model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
     chosen = {name: getattr(record, name) for name in SETTINGS}
     settings = LearningSettings(**{**chosen, "dim": document.get("dim", _dim(record, model))})
-    counts = standardisation = pending = None
+    counts = standardisation = pending = misfit = None
+    calibration = Calibration()
     if record.answer_counts is not UNSET:
         displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
         counts = AnswerCounts(displayed=displayed, answered=answered)
@@ -409,6 +419,10 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
     if record.pending is not UNSET:
         arrays = {name: read(f"pending.{name}") for name in ARRAYS}
         pending = ObservedSessions.unpack(arrays, dim=settings.dim, arms=len(record.arms))
+    if record.calibration is not UNSET:
+        calibration = Calibration(ads=read("calibration"))
+    if record.misfit is not UNSET:
+        misfit = Misfit(**{name: read(f"misfit.{name}") for name in SCORES})
     return Parameters(
         settings=settings,
         arms=tuple([_arm(arm) for arm in record.arms]),
@@ -419,6 +433,8 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         pending=pending,
         accounts=NOTHING if record.accounts is UNSET else Accounts.read(record.accounts, len(record.arms)),
         lift=None if record.lift is UNSET else Lift.read(record.lift),
+        calibration=calibration,
+        misfit=misfit,
         former=None if record.former_features is UNSET else record.former_features,
         former_until=record.former_until,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),

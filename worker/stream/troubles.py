@@ -75,6 +75,16 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         "share. Slates avoid them.",
         "Check the creative of these ads and how the client reports them, then retire or mend them (adcascade arms).",
     ),
+    "calibration": TroubleKind(
+        "Users click clearly more or less often than the model predicts: by the last clicks, less than 0.8 or more "
+        "than 1.25 times.",
+        "Look at `Can the numbers be believed?` on the status page: at the ads and positions that differ most, and at "
+        "how clients report these. If a change of the users is behind it, leave --forgetting at auto.",
+    ),
+    "misfit": TroubleKind(
+        "Two features matter together, and the model cannot learn it: what it says of its regret is too low.",
+        "Declare the cross in the features and run adcascade features apply (docs/proof.md).",
+    ),
     # The control group.
     "loss": TroubleKind(
         "The control group certainly earns more per session than what adcascade chooses.",

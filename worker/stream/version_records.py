@@ -117,6 +117,13 @@ class AnswerRecord(Struct, frozen=True, kw_only=True):
     answered: Annotated[Array, described("Displays that were answered by a pass, shape (H, K).")]
 
 
+class MisfitRecord(Struct, frozen=True, kw_only=True):
+    """Score tests of products of context columns, by ad: sums since the second fold or the last change of features."""
+
+    scores: Annotated[Array, described("Σ q̃(y − p), shape (K, P).")]
+    informations: Annotated[Array, described("Σ p(1 − p)q̃², shape (K, P).")]
+
+
 class SharesRecord(Struct, frozen=True, kw_only=True):
     """Shares of the sessions that are journaled: of those that explore, random slates included, and of the others."""
 
@@ -293,6 +300,14 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     )
     learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
     answer_counts: AnswerRecord | UnsetType = UNSET
+    calibration: Annotated[
+        Array | UnsetType,
+        described(
+            "Fading sums by ad, shape (5, K): displays, predicted clicks Σp, Σp(1 − p), clicks, log loss. Ads that "
+            "were added since the last fold may be missing."
+        ),
+    ] = UNSET
+    misfit: MisfitRecord | UnsetType = UNSET
     former_features: FormerFeatures | UnsetType = UNSET
     former_until: Annotated[int, described("Time when all sessions under the former features are over.", **_WHOLE)] = 0
     standardisation: ScaleRecord | UnsetType = UNSET
@@ -329,6 +344,7 @@ IF_SET: Final = ("changed", "ties", "kernels", "started_from", "imported", "guar
 _CONTROL: Final = ("control_share", "control", "max_loss", "guardrail_sessions")
 _OPTIONAL: Final = ("features", "learn_at_most", "order", *_CONTROL)
 COUNTS: Final = ("displayed", "answered")
+SCORES: Final = ("scores", "informations")
 _UNCOVERED: Final = frozenset(
     [
         *("sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"),
@@ -399,6 +415,10 @@ def arrays_of(parameters: Parameters) -> dict[str, Floats]:
     arrays = dict(parameters.model.pack())
     if (counts := parameters.answers) is not None:
         arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in COUNTS}
+    if parameters.calibration.ads.size:
+        arrays["calibration"] = parameters.calibration.ads
+    if (misfit := parameters.misfit) is not None:
+        arrays |= {f"misfit.{name}": getattr(misfit, name) for name in SCORES}
     if (known := parameters.standardisation) is not None:
         arrays |= {f"standardisation.{name}": getattr(known, name) for name in SCALES}
         arrays |= {f"standardisation.{WAITING}": known.waiting} if len(known.waiting) else {}

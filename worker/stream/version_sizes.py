@@ -19,11 +19,13 @@ import orjson
 from worker.bandit.click_model import ClickModel
 from worker.errors import InputError
 from worker.stream.accounts import accounts_size
+from worker.stream.calibration import ROWS as CALIBRATED
 from worker.stream.contexts import LEAST_SESSIONS, SCALES
 from worker.stream.features import widest
+from worker.stream.misfit import pairs_under
 from worker.stream.packing import bytes_per_number
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_records import COUNTS
+from worker.stream.version_records import COUNTS, SCORES
 
 if TYPE_CHECKING:
     from worker.stream.parameters import Parameters
@@ -35,6 +37,8 @@ RESERVE: Final = 256 << 10
 #: Bytes of an arm without its id: names, marks, and the longest number.
 _PER_ARM: Final = len(b'{"active":false,"arm":,"reward":},') + 24
 _PER_ARRAY: Final = 128
+#: Bytes of the index of an arm in the order by popularity.
+_PER_INDEX: Final = 8
 #: Bytes for the features of an arm, without themselves; numbers may be written longer than they are given.
 _PER_FEATURES: Final = len(b'"features":,')
 
@@ -45,7 +49,10 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
     declared += len(orjson.dumps(settings.order))
-    sizes = []
+    if settings.control_share and settings.control == "popular":
+        declared += _PER_INDEX * len(arms)
+    # Of calibration, and of misfit.
+    sizes = [len(CALIBRATED) * len(arms), *[pairs_under(settings, len(arms)).firsts[-1] * len(arms)] * len(SCORES)]
     if settings.answers == "learned":
         sizes += [len(arms) * settings.horizon] * len(COUNTS)
     if settings.standardise:
@@ -66,7 +73,7 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     >>> from worker.stream.parameters import Parameters
     >>> arms = tuple(Arm(arm=str(n), reward=1.0) for n in range(60_000))
     >>> too_large(Parameters.first(LearningSettings(dim=32, model="additive", answers="all", standardise=False), arms))
-    '60,000 arms of 32 features take up to 33.9 MiB, more than the 16 MiB of a record: 28,039 such arms fit'
+    '60,000 arms of 32 features take up to 37.0 MiB, more than the 16 MiB of a record: 25,709 such arms fit'
     """
     arms, model, settings = parameters.arms, parameters.model, parameters.settings
     size = largest_size(arms, model, settings)

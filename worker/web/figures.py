@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
+from msgspec import to_builtins
 
 from worker.bandit.arrays import sigmoid
 from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.history import exploration_share
+from worker.stream.calibration import SESSIONS
 from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.episodes import answering
+from worker.stream.events import PredictedClicks
 from worker.stream.lift import in_words
+from worker.stream.misfit import missed_by, pairs_under
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import strengths
 from worker.stream.topology import Tally
@@ -68,6 +73,42 @@ def least_answered(snapshot: Snapshot) -> dict[str, Any] | None:
         return None
     ads = [{"arm": one.arm, "rate": _short(one.rate), "displays": one.displays} for one in known.lowest]
     return {"ads": ads, "collapsed": known.collapsed}
+
+
+def calibration(snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return predicted and observed clicks of the kept windows, the ads that differ most, and what is missed.
+
+    None before anything was predicted.
+    """
+    parameters, windows = snapshot.parameters, [one.episode.calibration for one in snapshot.windows]
+    if parameters is None or (ratio := parameters.calibration.ratio) is None:
+        return None
+    known, seen = parameters.calibration, [one for one in windows if one is not None]
+    pairs = pairs_under(parameters.settings, len(parameters.arms))
+    sessions = zip(SESSIONS, _summed([one.sessions for one in seen]), strict=False)
+    return {
+        "ratio": {name: _short(value) for name, value in asdict(ratio).items()},
+        "loss": _short(known.loss),
+        "bad": known.is_bad,
+        "windows": len(seen),
+        "tenths": _summed([one.tenths for one in seen]),
+        "positions": _summed([one.positions for one in seen]),
+        "sessions": [{"sessions": name, **row} for name, row in sessions if row["displays"]],
+        "ads": [to_builtins(one) for one in known.worst([arm.arm for arm in parameters.arms])],
+        "missed": [one.sentence for one in missed_by(parameters)],
+        "tested": len(pairs.names),
+        "left_out": pairs.left_out,
+    }
+
+
+def _summed(parts: Sequence[PredictedClicks]) -> list[dict[str, Any]]:
+    """Return the sums of several windows, a row for each part of their displays."""
+    rows = max((len(one.displays) for one in parts), default=0)
+    sums = np.zeros((3, rows))
+    for one in parts:
+        sums[:, : len(one.displays)] += one.displays, one.predicted, one.clicks
+    names = PredictedClicks.__struct_fields__
+    return [dict(zip(names, map(_short, column), strict=True)) for column in sums.T.tolist()]
 
 
 def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> list[dict[str, Any]]:

@@ -19,7 +19,18 @@ from worker.http.pages import BROWSER_HEADERS, Page, Route, page_of_file
 from worker.metrics import Metrics, Snapshot
 from worker.metrics.exposition import open_sessions
 from worker.stream.ad_figures import best_and_worst
-from worker.web.figures import columns, lately, least_answered, lift, positions, recent, recent_users, top_arms, version
+from worker.web.figures import (
+    calibration,
+    columns,
+    lately,
+    least_answered,
+    lift,
+    positions,
+    recent,
+    recent_users,
+    top_arms,
+    version,
+)
 
 FRESH: Final = 0.5  # seconds for which an answer is reused
 RECENT_WINDOWS: Final = 10
@@ -110,6 +121,7 @@ class StatusDocument:
             "arms": [] if snapshot.parameters is None else top_arms(snapshot.parameters, users),
             "ads": None if snapshot.parameters is None else best_and_worst(snapshot.parameters, MOST_ADS),
             "answered": least_answered(snapshot),
+            "calibration": calibration(snapshot),
             "features": recent_users(snapshot.parameters, users),
             "users": len(users),
             "lag": snapshot.lag,

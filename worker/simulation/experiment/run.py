@@ -41,6 +41,7 @@ from worker.bandit.policies import (
     policy_named,
 )
 from worker.errors import EstimationError, FailedError
+from worker.simulation.experiment.misfits import Misfits
 from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask, Run
 from worker.simulation.world import Chance, true_heads
 from worker.simulation.worth import Valuer
@@ -86,6 +87,7 @@ class _Experiment:
         self._observed = 0  # displays that were learned from
         self._shares = ALL
         self._largest_norm = 1.0
+        self._misfits = Misfits(self.world, settings.model) if settings.crosses == "none" else None
 
     def _prior(self, contexts: Floats | None) -> ClickModel:
         """Return the belief before any data; with contexts (n, columns), priors of features follow their size there."""
@@ -129,6 +131,7 @@ class _Experiment:
             theta_error=error,
             log_odds_error=self._log_odds_error(),
             projection=projection,
+            missed=None if self._misfits is None else self._misfits.found(),
             rejected=self.rejected,
             seconds=time.perf_counter() - began,
         )
@@ -224,7 +227,7 @@ class _Experiment:
 
     def _learn(self, t: int, answers: Answered) -> None:
         """Fold the displays of some sessions; the first ones wait until there are enough to standardise numbers by."""
-        declared = self.world.declared
+        declared, folded_before = self.world.declared, self._standardisation is not None
         if declared is not None and self._standardisation is None:
             self._waiting.append(answers)
             answers = Answered(*map(np.concatenate, zip(*self._waiting, strict=True)))
@@ -244,7 +247,7 @@ class _Experiment:
             clicked=clicks.astype(np.float64),
         )
         self._observed += len(seen)
-        settings, kept, forgotten = self.settings, 1.0, 0.0
+        settings, kept, forgotten, before = self.settings, 1.0, 0.0, self.belief
         try:
             fit = self.belief.fold(
                 seen, estimator=settings.estimator, forgetting=settings.forgetting, changes=self._changes
@@ -252,6 +255,8 @@ class _Experiment:
             self.belief, kept, forgotten = fit.model, fit.kept, fit.forgotten(len(self.world.rewards))
         except EstimationError:  # as on the stream, the old estimate stays
             self.rejected += 1
+        if self._misfits is not None and folded_before and not forgotten:
+            self._misfits.add(before, seen)
         self._changes = changes_after(self._changes, forgotten)
         if forgotten:
             self.forgotten.append((t, 1 - forgotten))

@@ -34,7 +34,8 @@ class ExperimentSettings:
     features : number of features of each arm that explain its tastes; then the model has its revenue as one more
     stay : of the users who do not click, the share that goes on, besides the rate of the arm
     new_arms, join : number of arms that are not shown before episode `join`
-    levels, noise, reported, prices, better, change, interaction, crosses : options of environments; None: its default
+    levels, noise, reported, prices, better, change, interaction, crosses, pairs : options of environments; None: the
+        default
     learn_at_most : sessions per episode that are learned from, about; 0: all
     """
 
@@ -71,6 +72,7 @@ class ExperimentSettings:
     change: str | None = None
     interaction: float | None = None
     crosses: str | None = None
+    pairs: int | None = None
     learn_at_most: int = 0
 
     def __post_init__(self) -> None:
@@ -111,7 +113,7 @@ class ExperimentSettings:
     @property
     def _world(self) -> dict[str, Any]:
         """The size of the world and its options."""
-        names = ("levels", "noise", "reported", "prices", "better", "change", "interaction", "crosses")
+        names = ("levels", "noise", "reported", "prices", "better", "change", "interaction", "crosses", "pairs")
         return {
             "dim": self.dim,
             "arms": self.all_arms,
@@ -150,6 +152,21 @@ def last_episodes(episodes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPair:
+    """The pair of features for which the evidence is strongest at the end of a run, and whether it is one that matters.
+
+    deviations, strength : as in an episode record
+    alarms : episodes after which any pair was reported
+    """
+
+    of: tuple[str, str]
+    is_true: bool
+    deviations: float
+    strength: float
+    alarms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run(ExperimentTask):
     """The result of one run.
 
@@ -163,6 +180,7 @@ class Run(ExperimentTask):
         the truth has none, or of other columns. Arms that no good policy shows keep a large error
     log_odds_error : root mean square error of the log-odds over the slates of the last episode
     projection : of the final coefficients on the true ones, 1 if they are not shrunk; None if the truth has none
+    missed : where crosses are missing, what was found by the test for what the model misses; else None
     rejected : episodes whose fold gave no usable estimate, so that the old one was kept
     """
 
@@ -178,6 +196,7 @@ class Run(ExperimentTask):
     theta_error: float | None
     log_odds_error: float
     projection: float | None
+    missed: FoundPair | None
     rejected: int
     seconds: float
 

@@ -15,6 +15,7 @@ const percent = dash((value) => `${(value * 100).toFixed(Math.abs(value) < 0.009
 const axisPercent = dash((value) => `${number(1).format(value * 100)} %`);
 const short = dash((value) => (value === 0 ? "0" : Math.abs(value) >= 100 ? whole.format(value) : String(Number(value.toPrecision(Math.abs(value) < 1e-4 ? 2 : 3)))));
 const brief = dash((value) => (Math.abs(value) >= 1e6 ? `${number(1).format(value / 1e6)} M` : Math.abs(value) >= 1e4 ? `${number(1).format(value / 1e3)} k` : count(value)));
+const ratio = dash((value) => value.toFixed(2));
 const share = (part, of) => (of ? part / of : null);
 
 /** Return time labels, with seconds only where needed. */
@@ -85,7 +86,7 @@ function showTiles(status) {
   const nothing = status.learning.here ? "no window closed yet" : "see the worker that learns";
   const windows = recent.windows === 1 ? "last window" : `last ${recent.windows} windows`;
   setText("regret", short(simulated ? recent.pseudo : recent.posterior));
-  setText("regret-note", recent.windows ? (simulated ? `exact; slates earn ${percent(recent.served_share)} of the best` : `if the model is right; at most ${short(recent.bound)}`) : nothing);
+  setText("regret-note", recent.windows ? (simulated ? `exact; slates earn ${percent(recent.served_share)} of the best` : `if the model is right; at most ${short(recent.bound)}${status.calibration ? `; clicks ${ratio(status.calibration.ratio.estimate)} × predicted` : ""}`) : nothing);
   setText("revenue", percent(share(recent.reward, recent.expected)));
   setText("revenue-note", recent.windows ? `${short(recent.reward)} of ${short(recent.expected)} in the ${windows}` : nothing);
   setText("clicked", percent(share(recent.clicks, recent.sessions)));
@@ -238,6 +239,31 @@ function showAnswered({ answered, parameters }) {
   setText("answered-lead", `Share of the displays that get a click or a pass.${few}`);
 }
 
+function showCalibration({ calibration: known, recent }) {
+  const tenths = known?.tenths ?? [];
+  const rate = (one, clicks) => share(clicks, one.displays);
+  const most = Math.max(...tenths.map((one) => rate(one, Math.max(one.clicks, one.predicted)) ?? 0), 1e-9);
+  const name = (index) => (index === 0 ? "least likely tenth" : index === tenths.length - 1 ? "most likely tenth" : `tenth ${index + 1}`);
+  fillBars("tenths", tenths.map((one, index) => ({
+    name: name(index), part: rate(one, one.clicks) / most, cells: [percent(rate(one, one.predicted)), percent(rate(one, one.clicks)), ratio(share(one.clicks, one.predicted))],
+  })), "Nothing was predicted yet: this begins with the second window that is learned from.");
+  const ads = known?.ads ?? [];
+  fillBars("misjudged", ads.map((one) => ({
+    name: one.arm, part: Math.abs(one.deviations) / Math.max(4, Math.abs(ads[0].deviations)),
+    cells: [short(one.predicted), count(one.clicks), `${one.deviations > 0 ? "+" : "−"}${Math.abs(one.deviations).toFixed(1)}`],
+  })), "None yet.");
+  const kinds = [...(known?.positions ?? []).map((one, index) => [`position ${index + 1}`, one]), ...(known?.sessions ?? []).map((one) => [KINDS[one.sessions], one])];
+  const shown = Math.max(...kinds.map(([, one]) => one.displays), 1);
+  fillBars("kinds", kinds.map(([label, one]) => ({ name: label, part: one.displays / shown, cells: [short(one.predicted), count(one.clicks), ratio(share(one.clicks, one.predicted))] })), "None yet.");
+  if (!known) return;
+  const loss = known.loss === null ? "" : ` Log loss: ${ratio(known.loss)} of that of one rate for all displays.`;
+  setText("calibration-lead", `Users click ${ratio(known.ratio.estimate)} times as often as was predicted before it was learned (95 %: ${ratio(known.ratio.low)} to ${ratio(known.ratio.high)}).${loss} The regret, ${short(recent.posterior)} per session, holds if the model is right. By tenths of the displays, last ${count(known.windows)} windows:`);
+  const left = known.left_out ? ` Not tested, for their number: ${count(known.left_out)}.` : "";
+  setText("missed", known.missed.length ? `${known.missed.join(". ")}. Then: adcascade features apply.` : `Nothing was found: ${count(known.tested)} pairs of features are tested for whether they matter together.${left}`);
+}
+
+const KINDS = { chosen: "chosen ads", random: "random ads", control: "control group" };
+
 function showUsers({ features, users, parameters }) {
   const most = Math.max(...features.map((one) => Math.abs(one.effect)), 1e-9);
   fillBars("users", features.map((one) => ({
@@ -312,6 +338,7 @@ function show(status) {
   showAds(status);
   showArms(status);
   showAnswered(status);
+  showCalibration(status);
   showUsers(status);
   showHealth(status);
   document.body.classList.remove("stale");
