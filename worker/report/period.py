@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from worker.stream.accounts import DAY
 
+MINUTE: Final = 60_000
 WEEK: Final = 7 * DAY
 LAST: Final = 253_402_300_799  # the last second of the year 9999
 
@@ -44,8 +45,13 @@ class Period(NamedTuple):
         return f"{' to '.join(days)} (UTC)"
 
     def part(self, at: int, slots: int) -> str:
-        """Return when one of some equal parts begins."""
-        return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else "%d %b %H:%M")
+        """Return when one of some equal parts begins.
+
+        >>> Period(0, 80_000).part(1, 8)
+        '01 Jan 00:00:10'
+        """
+        form = "%a %d %b" if self.length == WEEK else "%d %b %H:%M" if self.length >= slots * MINUTE else "%d %b %H:%M:%S"
+        return moment(self.since + at * self.length // slots, form)
 
     def begins_in(self, first: int) -> bool:
         """Return whether a log whose first session is at `first` has all of the period, nearly."""
