@@ -178,7 +178,7 @@ def facts(served: ServedSession) -> dict[str, str]:
 
 
 def _context(served: ServedSession) -> str:
-    """Return the context as it was sent, or from the columns that the journal has, without values that are not there."""
+    """Return the context as it was sent, or else from its columns, without missing values."""
     features, numbers = served.parameters.settings.features, served.arrival.context
     if served.given:
         return ", ".join(f"{name}={value}" for name, value in served.given.items())

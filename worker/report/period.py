@@ -50,8 +50,8 @@ class Period(NamedTuple):
         >>> Period(0, 80_000).part(1, 8)
         '01 Jan 00:00:10'
         """
-        form = "%a %d %b" if self.length == WEEK else "%d %b %H:%M" if self.length >= slots * MINUTE else "%d %b %H:%M:%S"
-        return moment(self.since + at * self.length // slots, form)
+        time = "%d %b %H:%M" if self.length >= slots * MINUTE else "%d %b %H:%M:%S"
+        return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else time)
 
     def begins_in(self, first: int) -> bool:
         """Return whether a log whose first session is at `first` has all of the period, nearly."""
