@@ -48,7 +48,7 @@ def test_what_is_exported_can_be_imported_with_the_same_sessions(tmp_path: Path,
     before, after = lines_of(GOLDEN), lines_of(log)
     contexts = {one["session_id"]: one["context"] for one in map(payload, journal(before, "opened"))}
     arrivals = [payload(line) for line in of(after, "arrivals")]
-    assert len(arrivals) == len({row["session_id"] for row in rows}) == 292
+    assert len(arrivals) == len({row["session_id"] for row in rows}) == 295
     assert all(contexts[one["session_id"]] == one["context"] for one in arrivals)
     recorded = first_decisions(before)
     for session, decision in first_decisions(after).items():

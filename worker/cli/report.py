@@ -16,7 +16,7 @@ from worker.cli.options.times import duration, timestamp
 from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.report.document import report_on
-from worker.report.page import page
+from worker.report.page import report_page
 from worker.report.period import WEEK, chosen_period
 from worker.report.tables import WORDS, changes, heads, tables
 from worker.stream.accounts import DAY
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     with source(options, TOPICS, since=since) as log:
         document = report_on(log, length=options.period, until=options.until, by=options.by)
     if options.html is not None:
-        write_file(options.html, page(document).encode())
+        write_file(options.html, report_page(document).encode())
         note(f"wrote {options.html}")
     write_result(options.json, document, text(document))
 
