@@ -15,7 +15,7 @@ from worker.bandit.personal import PersonalModel
 from worker.console import listing
 from worker.stream.chance import ALL
 from worker.stream.contexts import SCALES
-from worker.stream.misfit import missed_by
+from worker.stream.misfit import advice, missed_by
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
 from worker.stream.tastes import AdProfile, Taste, context_columns, strengths
@@ -72,7 +72,10 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
         "calibration": _calibration(parameters),
-        "missed": [to_builtins(one.record) | {"sentence": one.sentence} for one in missed_by(parameters)],
+        "missed": [
+            to_builtins(pair) | {"sentence": sentence}
+            for pair, sentence in zip(missed_by(parameters), advice(parameters), strict=True)
+        ],
         "position_effects": model.position_effects.tolist(),
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
         "standardisation": None if scales is None else {name: getattr(scales, name) for name in SCALES},
@@ -132,7 +135,7 @@ def _calibration(parameters: Parameters) -> dict[str, Any] | None:
     if known.ratio is None:
         return None
     worst = known.worst([arm.arm for arm in parameters.arms])
-    return {**known.total, "ratio": asdict(known.ratio), "loss": known.loss, "worst": to_builtins(worst)}
+    return {**known.total, "ratio": known.ratio._asdict(), "loss": known.loss, "worst": to_builtins(worst)}
 
 
 def _features(strengths: list[dict[str, Any]]) -> list[str]:

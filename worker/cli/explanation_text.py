@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker.bandit.policies import policy_named
-from worker.cli.options.times import moment
-from worker.console import listing
+from worker.console import listing, moment
 from worker.replay.one_session import ServedSession
 from worker.stream.contest import GREEDY, SCORES, Candidate, Position
 from worker.stream.explanation import Explanation

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worker.cli.options.brokers import connection, topic_names
+from worker.cli.options.brokers import SECURITY, connection, topic_names
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.cli.options.target import TARGET, confirm
-from worker.cli.options.times import moment
+from worker.cli.options.target import PLACE, confirm
 from worker.cli.serve import KEEP
-from worker.console import listing, progress, write_result
+from worker.console import listing, moment, progress, write_result
 from worker.erasure.folder import in_folder
 from worker.erasure.person import Person, Place, in_logs
 from worker.errors import InputError
@@ -28,7 +27,8 @@ OPTIONS = (
     Option("dry-run", "search alone, without deleting", flag=True, default=False),
     Option("yes", "deletion without a confirmation", flag=True, default=False),
     *(replace(option, help=f"{option.help}; as the server has it") for option in KEEP),
-    *(option for option in TARGET if option.name != "wait"),
+    *PLACE,
+    *SECURITY,
     JSON,
 )
 

@@ -106,7 +106,7 @@ def read_log(
     findings: Findings,
     *,
     topics: Topics | None = None,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
     session: str | None = None,
     stage: Stage = silent,
 ) -> Iterator[OrderedLog]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +24,7 @@ from worker.stream.decoding import decode_episode
 from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
 from worker.stream.lift import Lift
-from worker.stream.misfit import missed_by
+from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
 
 #: Features that are shown, of those whose groups differ most, and groups of each.
@@ -82,7 +81,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "warnings": [*_warnings(ads, total, course, now), *_doubts(learned), *_rejected(log, period)],
         "notes": [
             *_notes(log, period, last, compared=compared is not None),
-            *(one.sentence for one in missed_by(learned)),
+            *advice(learned),
         ],
     }
 
@@ -150,7 +149,7 @@ def _compared(lift: Lift) -> Document:
 def _predictions(learned: Parameters) -> Document | None:
     """Return how many clicks came for one that was predicted, as the version knows; None before anything was."""
     known = learned.calibration
-    return None if known.ratio is None else {**asdict(known.ratio), "bad": known.is_bad}
+    return None if known.ratio is None else {**known.ratio._asdict(), "bad": known.is_bad}
 
 
 # ── what changed ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from worker.console import moment
 from worker.stream.accounts import DAY
 
 MINUTE: Final = 60_000
 WEEK: Final = 7 * DAY
-LAST: Final = 253_402_300_799  # the last second of the year 9999
-
-
-def moment(time: int, form: str = "%Y-%m-%d %H:%M") -> str:
-    """Return a time for people, in UTC."""
-    return f"{datetime.fromtimestamp(min(max(0, time / 1000), LAST), UTC):{form}}"
+MINUTE: Final = "%Y-%m-%d %H:%M"
 
 
 class Period(NamedTuple):
@@ -40,7 +35,7 @@ class Period(NamedTuple):
 
     def __str__(self) -> str:
         if self.since % DAY or self.until % DAY:
-            return f"{moment(self.since)} to {moment(self.until)} UTC"
+            return f"{moment(self.since, MINUTE)} to {moment(self.until, MINUTE)} UTC"
         days = dict.fromkeys(moment(time, "%Y-%m-%d") for time in (self.since, self.until - DAY))
         return f"{' to '.join(days)} (UTC)"
 

@@ -58,8 +58,7 @@ class Start:
             if dim is not None and dim != first.settings.dim:
                 raise InputError(f"a history of other features: its contexts have {first.settings.dim}, not {dim}")
         except InputError as error:
-            reason = str(error).removeprefix(f"{self.path}: ").removesuffix(" (--skip-bad continues)")
-            raise InputError(f"--start-from {self.path}: {reason}") from None
+            raise InputError(f"--start-from {self.path}: {str(error).removeprefix(f'{self.path}: ')}") from None
         check_columns(first.settings, len(first.arms))
         check_size(first)
         return first

@@ -1,4 +1,8 @@
-"""The source of recorded sessions: a log, a state folder or the topics of Kafka, read as a log."""
+"""The source of recorded sessions: a log, a state folder or the topics of Kafka, read as a log.
+
+A folder has the journal of the time that `serve --keep` gives, the last versions and their thinned history. It has no
+arrivals, clicks and decisions; the journal says what came of them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from worker.cli.options.brokers import connection
@@ -14,10 +19,9 @@ from worker.console import progress
 from worker.embedded.state import StateView
 from worker.errors import InputError
 from worker.logs.findings import Findings
-from worker.logs.format import LogWriter
+from worker.logs.format import NO_TIMESTAMP, LogWriter
 from worker.logs.ordered import OrderedLog, about, read_log
-from worker.logs.sources import write_state
-from worker.stream.topology import Topics
+from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 
 @contextmanager
@@ -63,3 +67,18 @@ def _fetch(
     recorder = Recorder(connection(options), topics, names, Span(since=since))
     with progress("reading topics", None, unit="records") as bar:
         recorder.run(log, lambda: False, lambda total, written: bar.advance(written))
+
+
+def write_state(state: StateView, topics: Topics, log: LogWriter) -> None:
+    """Write a log of a state folder, also while a process writes to it: the journal first, then the versions."""
+
+    def put(topic: str, offset: int, key: bytes | None, value: bytes | None) -> None:
+        log(Record(topic, ONLY_PARTITION, offset, NO_TIMESTAMP, key, value))
+
+    for offset, value in state.journal():
+        put(topics.journal, offset, None, value)
+    offsets = count()
+    for slot in state.slots():
+        put(topics.parameters_history, next(offsets), slot.encode(), state.in_slot(slot))
+    for value in state.parameters():
+        put(topics.parameters, next(offsets), None, value)
