@@ -182,7 +182,7 @@ def _context(served: ServedSession) -> str:
     if served.given:
         return ", ".join(f"{name}={value}" for name, value in served.given.items())
     if features is None or not features.context:
-        return ", ".join(f"x[{place}]={value}" for place, value in enumerate(numbers, start=1))
+        return ", ".join(f"x[{place}]={value:.10g}" for place, value in enumerate(numbers, start=1))
     columns = zip(features.context_names, features.number_columns, numbers, strict=True)
     named = (f"{name}={value:.10g}" if is_number else name if value else "" for name, is_number, value in columns)
     return ", ".join(one for one in named if one and not one.endswith("=nan"))

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 from worker.console import moment
 from worker.stream.accounts import DAY
 
-MINUTE: Final = 60_000
 WEEK: Final = 7 * DAY
 MINUTE: Final = "%Y-%m-%d %H:%M"
 
@@ -45,7 +44,7 @@ class Period(NamedTuple):
         >>> Period(0, 80_000).part(1, 8)
         '01 Jan 00:00:10'
         """
-        time = "%d %b %H:%M" if self.length >= slots * MINUTE else "%d %b %H:%M:%S"
+        time = "%d %b %H:%M" if self.length >= slots * 60_000 else "%d %b %H:%M:%S"
         return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else time)
 
     def begins_in(self, first: int) -> bool:
