@@ -17,9 +17,6 @@ TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of log-odds that are named
 MOST_OUT = 12  # arms that could not be shown, of one reason
 
-#: Fields of a candidate in JSON.
-CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "spread", "contributions")
-
 #: Columns of the numbers of a candidate, with their fields.
 NUMBERS = {
     "probability": "probability",
@@ -84,7 +81,7 @@ def ranked(position: Position) -> list[Candidate]:
 
 def fields_of(one: Candidate) -> dict[str, Any]:
     """Return a candidate in its JSON form."""
-    return {name: value for name in CANDIDATE if (value := getattr(one, name)) is not None}
+    return {name: value for name in one.__slots__ if (value := getattr(one, name)) is not None}
 
 
 def in_parts(parts: tuple[Contribution, ...]) -> str:

@@ -241,8 +241,8 @@ def _trouble(ad: Document, usual: Document, course: Sequence[Document], now: Cou
 
 def _doubts(learned: Parameters) -> Iterator[Document]:
     """Yield what speaks against the policy, or against the figures."""
-    lift, found = learned.lift, None if learned.lift is None else learned.lift.compare("revenue")
-    if lift is not None and found is not None and found.difference.high < 0:
+    lift = learned.lift
+    if lift is not None and lift.is_loss:
         then = "; no ads are tried out meanwhile" if learned.guarded else ""
         yield {"arm": None, "text": f"adcascade earns less than {lift.name}: {lift.sentence}{then}"}
     if lift is not None and (size := lift.mismatch) is not None:
