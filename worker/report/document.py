@@ -23,7 +23,6 @@ from worker.stream.ad_figures import figures, reasons
 from worker.stream.decoding import decode_episode
 from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
-from worker.stream.lift import Lift
 from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
 
@@ -70,7 +69,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "period": period.name,
         "since": period.since,
         "until": period.until,
-        "lift": None if learned.lift is None else _compared(learned.lift),
+        "lift": None if learned.lift is None else msgspec.to_builtins(learned.lift.figures),
         "predictions": _predictions(learned),
         "total": total,
         "course": course,
@@ -139,11 +138,6 @@ def _groups(feature: str, now: Counts, before: Counts | None) -> list[Document]:
         for counts in [now] if before is None else [now, before]:
             counts[groups[-1]] = np.sum([counts[group] for group in rest], axis=0)
     return [_row(group.name, group, now, before) for group in groups]
-
-
-def _compared(lift: Lift) -> Document:
-    """Return what the control group says, from its beginning to the end of the period."""
-    return {"sentence": lift.sentence, "known": lift.is_known, "since": lift.since, "sessions": lift.sessions}
 
 
 def _predictions(learned: Parameters) -> Document | None:
