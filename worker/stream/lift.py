@@ -39,8 +39,8 @@ MISMATCH: Final = 0.1
 #: Sessions at which the interval is narrowest, compared with one that were valid then only.
 TUNED: Final = 10_000
 #: Least sessions of each group, and least clicks of each, from which an interval is shown: it is asymptotic.
-LEAST_SESSIONS: Final = 100
-LEAST_CLICKS: Final = 20
+LEAST_SESSIONS: Final = 200
+LEAST_CLICKS: Final = 50
 #: Shapes of the sums: of v, then of v vᵀ.
 _SHAPE: Final = (len(OUTCOMES), 5, 4)
 
