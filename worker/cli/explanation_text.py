@@ -9,6 +9,7 @@ from worker.console import listing, moment
 from worker.replay.one_session import ServedSession
 from worker.stream.contest import GREEDY, SCORES, Candidate, Position
 from worker.stream.explanation import Explanation
+from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
 from worker.stream.why_not import Needed, WhyNot
@@ -68,9 +69,7 @@ def numbers(parameters: Parameters, position: Position, most: int | None = None)
     by_reason: dict[str, list[str]] = {}
     for arm, why in position.out.items():
         by_reason.setdefault(why, []).append(arm)
-    for why, arms in by_reason.items():
-        more = f" and {len(arms) - MOST_OUT} more" if len(arms) > MOST_OUT else ""
-        lines.append(f"   {why}: {', '.join(arms[:MOST_OUT])}{more}")
+    lines += [f"   {why}: {listed(arms, MOST_OUT)}" for why, arms in by_reason.items()]
     return "\n".join(lines)
 
 
