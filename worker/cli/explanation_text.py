@@ -158,19 +158,30 @@ def facts(served: ServedSession) -> dict[str, str]:
     modes: tuple[str, ...] = served.planned.modes if served.planned else ("imported",)
     if "control" in modes:
         modes = (f"control ({served.parameters.settings.control})",)
-    given = served.given or {f"x[{number}]": value for number, value in enumerate(arrival.context, start=1)}
     notes = {"note": f"{served.others} earlier sessions have the same id; this is the last"} if served.others else {}
     return {
         "session": arrival.session_id,
         "arrived": f"{moment(arrival.occurred_at)} UTC",
         "served by": f"version {served.parameters.version}, mode {', '.join(dict.fromkeys(modes)) or 'none'}",
-        "context": ", ".join(f"{name}={value}" for name, value in given.items()),
+        "context": _context(served),
         "excluded": ", ".join(arrival.exclude) or "nothing",
         "shown": " → ".join(served.slate) or "nothing: no arm was eligible",
         "answered": _answers(served),
         "learned": _learned(served),
         **notes,
     }
+
+
+def _context(served: ServedSession) -> str:
+    """Return the context as it was sent, or else from its columns, without missing values."""
+    features, numbers = served.parameters.settings.features, served.arrival.context
+    if served.given:
+        return ", ".join(f"{name}={value}" for name, value in served.given.items())
+    if features is None or not features.context:
+        return ", ".join(f"x[{place}]={value:.10g}" for place, value in enumerate(numbers, start=1))
+    columns = zip(features.context_names, features.number_columns, numbers, strict=True)
+    named = (f"{name}={value:.10g}" if is_number else name if value else "" for name, is_number, value in columns)
+    return ", ".join(one for one in named if one and not one.endswith("=nan"))
 
 
 def _answers(served: ServedSession) -> str:

@@ -39,8 +39,13 @@ class Period(NamedTuple):
         return f"{' to '.join(days)} (UTC)"
 
     def part(self, at: int, slots: int) -> str:
-        """Return when one of some equal parts begins."""
-        return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else "%d %b %H:%M")
+        """Return when one of some equal parts begins.
+
+        >>> Period(0, 80_000).part(1, 8)
+        '01 Jan 00:00:10'
+        """
+        time = "%d %b %H:%M" if self.length >= slots * 60_000 else "%d %b %H:%M:%S"
+        return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else time)
 
     def begins_in(self, first: int) -> bool:
         """Return whether a log whose first session is at `first` has all of the period, nearly."""

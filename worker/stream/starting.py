@@ -134,7 +134,8 @@ def _continued(settings: LearningSettings, history: LearningSettings) -> Learnin
             raise InputError(f"a history of another model: its {name} is {theirs}, not {mine}")
     ours, theirs = (one.features.declared if one.features is not None else None for one in (settings, history))
     if ours is not None and (names := _differing(ours, theirs)):
-        raise InputError(f"a history of other features than the declared ones: {listed(names)}")
+        later = "declare those of the history; `adcascade features apply` changes them later"
+        raise InputError(f"a history of other features than the declared ones: {listed(names)}; {later}")
     return replace(settings, dim=history.dim, features=history.features, standardise=history.standardise)
 
 
