@@ -15,6 +15,7 @@ from worker.bandit.personal import PersonalModel
 from worker.console import listing
 from worker.stream.chance import ALL
 from worker.stream.contexts import SCALES
+from worker.stream.features import listed
 from worker.stream.misfit import advice, missed_by
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
@@ -143,8 +144,7 @@ def _features(strengths: list[dict[str, Any]]) -> list[str]:
     lines = []
     for of, words in (("context", "what decides between ads"), ("ad", "features of ads that matter")):
         named = [f"{one['feature']} {one['word']} ({one['strength']:.2f})" for one in strengths if one["of"] == of]
-        more = f" and {len(named) - TOP} more" if len(named) > TOP else ""
-        lines += [f"  {words}: {', '.join(named[:TOP])}{more}"] if named else []
+        lines += [f"  {words}: {listed(named, TOP)}"] if named else []
     return lines
 
 

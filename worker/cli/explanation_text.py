@@ -9,6 +9,7 @@ from worker.console import listing, moment
 from worker.replay.one_session import ServedSession
 from worker.stream.contest import GREEDY, SCORES, Candidate, Position
 from worker.stream.explanation import Explanation
+from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
 from worker.stream.why_not import Needed, WhyNot
@@ -16,9 +17,6 @@ from worker.stream.why_not import Needed, WhyNot
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of log-odds that are named
 MOST_OUT = 12  # arms that could not be shown, of one reason
-
-#: Fields of a candidate in JSON.
-CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "spread", "contributions")
 
 #: Columns of the numbers of a candidate, with their fields.
 NUMBERS = {
@@ -71,9 +69,7 @@ def numbers(parameters: Parameters, position: Position, most: int | None = None)
     by_reason: dict[str, list[str]] = {}
     for arm, why in position.out.items():
         by_reason.setdefault(why, []).append(arm)
-    for why, arms in by_reason.items():
-        more = f" and {len(arms) - MOST_OUT} more" if len(arms) > MOST_OUT else ""
-        lines.append(f"   {why}: {', '.join(arms[:MOST_OUT])}{more}")
+    lines += [f"   {why}: {listed(arms, MOST_OUT)}" for why, arms in by_reason.items()]
     return "\n".join(lines)
 
 
@@ -84,7 +80,7 @@ def ranked(position: Position) -> list[Candidate]:
 
 def fields_of(one: Candidate) -> dict[str, Any]:
     """Return a candidate in its JSON form."""
-    return {name: value for name in CANDIDATE if (value := getattr(one, name)) is not None}
+    return {name: value for name in one.__slots__ if (value := getattr(one, name)) is not None}
 
 
 def in_parts(parts: tuple[Contribution, ...]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from worker.cli.options.brokers import SECURITY, connection, topic_names
 from worker.cli.options.parser import JSON, CommandSpec, Option
+from worker.cli.options.source import kind_of_source
 from worker.cli.options.target import PLACE, confirm
 from worker.cli.serve import KEEP
 from worker.console import listing, moment, progress, write_result
@@ -60,18 +61,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _places(options: argparse.Namespace, person: Person) -> list[Place]:
-    """Search a log, a state folder or topics. A folder comes before a broker, as in all commands."""
-    stage = partial(progress, unit="records")
-    if options.log is not None and options.state is not None:
-        raise InputError("a log and --state DIR cannot both be given: search one after the other")
-    if options.log is not None:
+    """Search a log, a state folder or topics."""
+    kind, stage = kind_of_source(options), partial(progress, unit="records")
+    if kind == "log":
         if options.log == "-":
             raise InputError("the log is read twice, so it cannot be standard input: name a file")
         return in_logs([Path(options.log)], person, stage)
-    if options.state is not None:
+    if kind == "state":
         return in_folder(Path(options.state), person, stage, keep=options.keep, keep_record=options.keep_record)
-    if options.broker is None:
-        raise InputError("a LOG, --state DIR or --broker HOST:PORT is missing: it says where to search")
     from worker.erasure.topics import in_topics  # with a Kafka client, which takes a while to import
 
     return in_topics(connection(options), topic_names(options), person, stage, now=time.time_ns() // 1_000_000)

@@ -23,7 +23,6 @@ from worker.stream.ad_figures import figures, reasons
 from worker.stream.decoding import decode_episode
 from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
-from worker.stream.lift import Lift
 from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
 
@@ -70,7 +69,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "period": period.name,
         "since": period.since,
         "until": period.until,
-        "lift": None if learned.lift is None else _compared(learned.lift),
+        "lift": None if learned.lift is None else msgspec.to_builtins(learned.lift.figures),
         "predictions": _predictions(learned),
         "total": total,
         "course": course,
@@ -139,11 +138,6 @@ def _groups(feature: str, now: Counts, before: Counts | None) -> list[Document]:
         for counts in [now] if before is None else [now, before]:
             counts[groups[-1]] = np.sum([counts[group] for group in rest], axis=0)
     return [_row(group.name, group, now, before) for group in groups]
-
-
-def _compared(lift: Lift) -> Document:
-    """Return what the control group says, from its beginning to the end of the period."""
-    return {"sentence": lift.sentence, "known": lift.is_known, "since": lift.since, "sessions": lift.sessions}
 
 
 def _predictions(learned: Parameters) -> Document | None:
@@ -241,8 +235,8 @@ def _trouble(ad: Document, usual: Document, course: Sequence[Document], now: Cou
 
 def _doubts(learned: Parameters) -> Iterator[Document]:
     """Yield what speaks against the policy, or against the figures."""
-    lift, found = learned.lift, None if learned.lift is None else learned.lift.compare("revenue")
-    if lift is not None and found is not None and found.difference.high < 0:
+    lift = learned.lift
+    if lift is not None and lift.is_loss:
         then = "; no ads are tried out meanwhile" if learned.guarded else ""
         yield {"arm": None, "text": f"adcascade earns less than {lift.name}: {lift.sentence}{then}"}
     if lift is not None and (size := lift.mismatch) is not None:

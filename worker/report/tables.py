@@ -108,7 +108,7 @@ def heads(document: Mapping[str, Any]) -> list[str]:
     each, lift = amount(now["revenue_per_thousand"] / 1000), document["lift"]
     headline, earned = f"revenue per session: {each}{than}", f"{title}: {amount(now['revenue'])} earned by {clicks}"
     lines = [headline, earned]
-    if lift is not None and lift["known"]:
+    if lift is not None and "revenue" in lift:
         by = f"by {lift['sessions']:,} sessions since {moment(lift['since'], MINUTE)}, with 95 % certainty"
         lines = [lift["sentence"], f"{earned}, {each} per session{than}", f"compared with the control group {by}"]
     elif lift is not None:

@@ -31,7 +31,7 @@ from worker.bandit.arrays import ArrayValue, Floats, frozen_array, spread
 from worker.bandit.click_model import Observations
 from worker.bandit.misfit import NOTHING, Products, evidence_of, score_sums
 from worker.errors import InputError
-from worker.stream.crosses import MOST_PAIRS
+from worker.stream.crosses import MOST_PAIRS, spans_of
 from worker.stream.events import MissedPair
 from worker.stream.features import Features
 from worker.stream.settings import LearningSettings
@@ -111,11 +111,7 @@ def _columns(features: Features | None, dim: int) -> dict[str, range]:
     """Return the columns of every feature of contexts."""
     if features is None or not features.context:
         return {f"x[{column + 1}]": range(column, column + 1) for column in range(dim)}
-    columns, first = {}, 0
-    for feature in features.context:
-        columns[feature.name] = range(first, first + feature.width)
-        first += feature.width
-    return columns
+    return spans_of(features.context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from worker.cli.options.brokers import connection
 from worker.console import progress
@@ -24,6 +25,22 @@ from worker.logs.ordered import OrderedLog, about, read_log
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 
+def kind_of_source(options: argparse.Namespace) -> Literal["log", "state", "broker"]:
+    """Return the one source of the options. A folder comes before a broker that only a variable or a file names."""
+    words = [word.partition("=")[0] for word in options.arguments]
+    flags = [f"--{name}" for name in ("state", "broker") if f"--{name}" in words]
+    given = [*([options.log] if options.log is not None else []), *flags]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are several sources: give one log, --state DIR or --broker HOST:PORT")
+    if options.log is not None:
+        return "log"
+    if options.state is not None and "--broker" not in flags:
+        return "state"
+    if options.broker is None:
+        raise InputError("the source is missing: a log, --state DIR or --broker HOST:PORT")
+    return "broker"
+
+
 @contextmanager
 def source(
     options: argparse.Namespace, names: Collection[str], *, since: int | None = None, session: str | None = None
@@ -32,36 +49,25 @@ def source(
 
     Of Kafka the topics of these `names` are read, from the time `since` on. With a `session`, only what is about it.
     """
-    flags = [f"--{name}" for name in ("state", "broker") if _is_typed(options, name)]
-    given = [*([options.log] if options.log is not None else []), *flags]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are several sources: give one log, --state DIR or --broker HOST:PORT")
-    topics = Topics(options.prefix)
+    kind, topics = kind_of_source(options), Topics(options.prefix)
     with tempfile.TemporaryDirectory(prefix="adcascade-") as folder:
         path = options.log
-        if path is None:
+        if kind != "log":
             path = Path(folder) / "log.jsonl"
             with LogWriter(path, wanted=None if session is None else about(session, topics)) as log:
-                _fetch(options, topics, names, since, log)
+                if kind == "state":
+                    with StateView(options.state) as state:
+                        write_state(state, topics, log)
+                else:
+                    _write_topics(options, topics, names, since, log)
         stage = partial(progress, unit="lines")
         with read_log(path, Findings(), topics=topics, session=session, stage=stage) as ordered:
             yield ordered
 
 
-def _is_typed(options: argparse.Namespace, name: str) -> bool:
-    return any(word.partition("=")[0] == f"--{name}" for word in options.arguments)
-
-
-def _fetch(
+def _write_topics(
     options: argparse.Namespace, topics: Topics, names: Collection[str], since: int | None, log: LogWriter
 ) -> None:
-    """Write a log of a state folder, or of the topics."""
-    if options.state is not None and not _is_typed(options, "broker"):
-        with StateView(options.state) as state:
-            write_state(state, topics, log)
-        return
-    if options.broker is None:
-        raise InputError("the source is missing: a log, --state DIR or --broker HOST:PORT")
     from worker.logs.record import Recorder, Span  # with a Kafka client, which only this source needs
 
     recorder = Recorder(connection(options), topics, names, Span(since=since))
