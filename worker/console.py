@@ -8,14 +8,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from string import Formatter
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from worker.errors import FailedError, InputError
+
+_LAST: Final = 253_402_300_799  # the last second of the year 9999
 
 
 class ProgressBar:
@@ -96,6 +99,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None
     lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
     more = len(rows) - len(cells)
     return "\n".join([*lines, f"… and {more} more (--json - has all)"] if more else lines)
+
+
+def moment(milliseconds: int | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Return a time in milliseconds since the epoch, in UTC, for people; a dash for 0 and None, no time.
+
+    >>> moment(60_000), moment(10**18, "%Y-%m-%d"), moment(-5, "%Y")
+    ('1970-01-01 00:01:00', '9999-12-31', '1970')
+    """
+    if not milliseconds:
+        return "–"
+    return f"{datetime.fromtimestamp(min(max(0, milliseconds / 1000), _LAST), UTC):{form}}"
 
 
 class _Cells(Formatter):

@@ -7,6 +7,7 @@ import pytest
 
 from tests.golden.recording import GOLDEN
 from tests.replay.logs import change, lines_of, of, write
+from tests.report.shop import run
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
@@ -248,6 +249,13 @@ def test_a_plan_that_is_not_the_recorded_decision_is_loud(adcascade, tmp_path):
     assert second == "!!! decision for position 1: mode is exploit, planned again explore"
     assert 'class="loud"' in (tmp_path / "why.html").read_text()
     assert adcascade(f"explain {path} --session user-00100 --json -").err.startswith("!!! PLANNED AGAIN")
+
+
+def test_a_session_of_a_state_folder_has_its_features_by_name(adcascade, tmp_path):
+    run(tmp_path / "log", hours=1, state=tmp_path / "state")
+    sent = json.loads(of(lines_of(tmp_path / "log"), "arrivals")[0]["payload"])
+    out = adcascade(f"explain --state {tmp_path}/state --session {sent['session_id']}").out
+    assert f"context:   age={sent['context']['age']}, device={sent['context']['device']}, member=" in out
 
 
 def test_every_text_of_the_page_is_escaped(explain, tmp_path):

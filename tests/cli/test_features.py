@@ -279,7 +279,7 @@ def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: 
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ("--feature price=7", "arm 'c' has no brand"),
+        ("--feature price=7", "arm 'c' has no brand, a declared feature of ads: give --feature brand=VALUE"),
         ("--feature price=dear --feature brand=n", "price: 'dear' is not a number"),
         ("--feature price=7 --feature brand=n --feature size=3", "size: this feature is not declared"),
         ("--feature price=7 --feature price=8 --feature brand=n", "--feature price: the feature is given twice"),

@@ -99,7 +99,6 @@ WRONG = {
     "explain log --session user-00150 --why-not ad-11": "no such arm; did you mean ad-",
     "explain log --session nobody": "log: session nobody is not there",
     "explain log --session x --broker b": "log and --broker are several sources",
-    "explain log --session x --state state": "log and --state are several sources",
     "explain log --session x --policy greedy": "--policy is for --context",
     "explain log --context [0]": "LOG is for --session ID without --context",
     "explain --session x": "the source is missing: a log, --state DIR or --broker",

@@ -48,6 +48,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     program = needs("prometheus", package="prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
     demo = ["demo", "--report", "none", "--users", "40", "--episodes", "100000", "--speed", "240"]
+    demo += ["--control-share", "0.5", "--control", "random"]
     with running(sys.executable, "-m", "worker", *demo) as simulated:
         assert simulated.stderr is not None
         target = simulated.stderr.readline().removeprefix("metrics: http://").removesuffix("/metrics\n")
@@ -69,6 +70,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             eventually(lambda: page(f"http://{address}/-/ready")[0] == 200, what="Prometheus is ready")
             # Rates need windows that closed between two scrapes.
             eventually(lambda: value(url, "min_over_time(adcascade_episodes_closed_total[5s]) > 2 and up offset 5s"))
+            eventually(lambda: value(url, "adcascade_lift"), what="the lift is known")
             yield url
 
 

@@ -159,6 +159,8 @@ def test_a_log_may_go_to_standard_output(capfdbinary: pytest.CaptureFixture[byte
 def test_empty_lines_are_ignored_and_a_bad_one_stops_the_reading_or_is_counted(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"\n" + encode_line(CLICK) + b"  \r\noops\n" + encode_line(CLICK) + b"{}\n")
     with pytest.raises(InputError, match=r"log: line 4: not JSON .*--skip-bad"):
+        read(tmp_path / "log", skip_bad=False)
+    with pytest.raises(InputError, match=r"log: line 4: not JSON (?!.*--skip-bad)"):  # the command has no such option
         read(tmp_path / "log")
     with LogReader(tmp_path / "log", skip_bad=True) as log:
         assert [line.number for line in log] == [2, 5]

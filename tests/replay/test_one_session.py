@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden.recording import record
+from worker.cli.options.source import write_state
 from worker.embedded.state import StateFolder, StateView
 from worker.errors import InputError
 from worker.logs.findings import Findings
 from worker.logs.format import LogWriter, encode_line
 from worker.logs.ordered import about, read_log
-from worker.logs.sources import write_state
 from worker.replay.one_session import ServedSession, find_session
 from worker.stream.explanation import explain
 from worker.stream.parameters import Parameters

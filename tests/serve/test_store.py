@@ -261,7 +261,7 @@ def test_the_folder_keeps_the_journal_of_the_last_hours_and_every_version_of_the
         for number in range(in_force, newest + 1):
             base = decode_parameters(served.state.in_slot(held[max(n for n in held if n <= number)]))
             learner = Learner(base.settings, base.arms, [base])
-            again = [base, *learner.handle(served.state.journal(base.resume_offset)).versions]
+            again = [base, *learner.handle(list(served.state.journal(base.resume_offset))).versions]
             assert made[number].sha256 in [one.sha256 for one in again]
 
 

@@ -70,6 +70,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return tuples(values(kind.item_type))
         case inspect.TupleType():
             return st.tuples(*map(values, kind.item_types))
+        case inspect.NamedTupleType():
+            return st.builds(kind.cls, *(values(field.type) for field in kind.fields))
         case inspect.UnionType():
             return st.one_of(map(values, kind.types))
         case inspect.StructType():

@@ -65,14 +65,14 @@ def reference(parts: list[Scores], outcome: int) -> tuple[float, float, float, f
 @given(st.integers(0, 10**6), st.floats(0.2, 0.8), st.booleans())
 def test_the_figures_are_those_of_a_reference_that_goes_session_by_session(seed: int, share: float, sampled) -> None:
     generator = np.random.default_rng(seed)
-    parts = [drawn(generator, 400, share=share, gain=0.8)[0] for _ in range(3)]
+    parts = [drawn(generator, 1_000, share=share, gain=0.8)[0] for _ in range(3)]
     if sampled:
         for one in parts:
-            one.weights[:] = np.where(one.control == 1, 1.0, generator.choice([1.0, 4.0], 400))
+            one.weights[:] = np.where(one.control == 1, 1.0, generator.choice([1.0, 4.0], 1_000))
     lift = Lift(control="fixed")
     for number, one in enumerate(parts):
         lift = lift.plus(one, 60_000 * (1 + number))
-    assert lift.sessions == 1200
+    assert lift.sessions == 3_000
     assert lift.since == 60_000
     weights = np.concatenate([one.weights for one in parts])
     for number, outcome in enumerate(("revenue", "clicks")):

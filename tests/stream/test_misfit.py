@@ -13,7 +13,7 @@ from worker.simulation.experiment.settings import ExperimentSettings, Experiment
 from worker.stream import misfit
 from worker.stream.feature_changes import recast
 from worker.stream.features import Features
-from worker.stream.misfit import AD, Misfit, missed_by, pairs_of
+from worker.stream.misfit import AD, Misfit, advice, missed_by, pairs_of
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 
@@ -56,8 +56,8 @@ def a_version(scores: list[list[float]], informations: list[list[float]], featur
 
 def test_a_missed_pair_is_named_with_what_to_do() -> None:
     version = a_version([[90.0, -80.0], [5.0, 70.0]], [[100.0, 100.0], [100.0, 100.0]])
-    (found,) = missed_by(version)
-    assert found.sentence == 'age × device matters to 2 ads (0.69): declare the cross, crosses = [["age", "device"]]'
+    (found,) = advice(version)
+    assert found == 'age × device matters to 2 ads (0.69): declare the cross, crosses = [["age", "device"]]'
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_not_clear_or_hardly_matters_is_not_missed(score: float, informa
 
 def test_arms_that_were_added_have_no_sums_yet_and_other_features_begin_anew() -> None:
     version = a_version([[90.0, 80.0]], [[100.0, 100.0]])
-    assert [one.evidence.arms for one in missed_by(version)] == [1]
+    assert [one.arms for one in missed_by(version)] == [1]
     told = Features.of_table({"context": {"age": "number", "device": ["mobile", "desktop"]}, "crosses": "all"})
     assert recast(version, told, {}).misfit is None
 

@@ -127,7 +127,7 @@ def test_every_other_setting_is_that_of_the_command() -> None:
 def test_a_history_that_does_not_fit_is_refused_with_the_difference(changes: dict[str, Any], message: str) -> None:
     if "features" in changes:
         changes = {"features": Features.of_table(changes["features"])}
-    with pytest.raises(InputError, match=f"a history of .*{message}$"):
+    with pytest.raises(InputError, match=f"a history of .*{message}(;|$)"):
         start(**changes)
 
 

@@ -38,15 +38,15 @@ def with_arm(version, index, **changes):
 
 
 def with_odds(version, index, shift):
-    """Return a version that expects other log-odds of one arm, by its own base rate."""
-    model = version.model
-    if version.settings.model == "additive":
-        theta = model.theta_arms.copy()
-        theta[index] += shift
-        return replace(version, model=replace(model, theta_arms=theta))
-    own = model.own.copy()
-    own[index, 0] += shift
-    return replace(version, model=replace(model, own=own))
+    """Return a version that expects other log-odds of one arm of every user, and is as certain of them."""
+    other = version.model.shifted(index, shift)
+    contexts = np.eye(version.model.dim)
+    moved = other.log_odds(contexts) - version.model.log_odds(contexts)
+    assert moved == pytest.approx(
+        np.broadcast_to(shift * (np.arange(len(version.arms)) == index), moved.shape), abs=1e-9
+    )
+    assert np.array_equal(other.widths(contexts), version.model.widths(contexts))
+    return replace(version, model=other)
 
 
 @given(version=versions, ways=WAYS, seed=st.integers(0, 1000), arm=st.integers(0, 8), out=st.booleans())

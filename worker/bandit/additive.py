@@ -241,6 +241,9 @@ class AdditiveModel(LinearModel):
             theta = precision.solve(chosen(context, rows, 0), arms)
         return replace(self, theta_context=theta[0], theta_arms=theta[1], precision=precision, prior_precision=prior)
 
+    def shifted(self, arm: int, log_odds: float) -> AdditiveModel:
+        return replace(self, theta_arms=self.theta_arms + log_odds * (np.arange(self.arms) == arm))
+
     def choose_arms(self, arms: Sequence[int]) -> AdditiveModel:
         return replace(self, theta_arms=self.theta_arms[list(arms)], precision=self.precision.choose_arms(arms))
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Array, Floats, Ints, frozen_array
+from worker.bandit.arrays import Array, ArrayValue, Floats, Ints, frozen_array
 from worker.errors import InputError
 
 #: Displays at the rate of all arms (ρ_k), and passes as expected (r_h), that a rate starts from.
@@ -56,7 +56,7 @@ class AnswerRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AnswerCounts:
+class AnswerCounts(ArrayValue):
     """Displays without a click, and those of them that were answered by a pass, by position and arm, (H, K) each.
 
     Examples
@@ -79,11 +79,6 @@ class AnswerCounts:
             object.__setattr__(self, name, array)
         if self.displayed.shape != self.answered.shape or (self.answered > self.displayed).any():
             raise InputError("answers.answered must be at most answers.displayed, of the same shape")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, AnswerCounts):
-            return NotImplemented
-        return np.array_equal(self.displayed, other.displayed) and np.array_equal(self.answered, other.answered)
 
     @classmethod
     def none(cls, *, arms: int, horizon: int) -> AnswerCounts:

@@ -67,6 +67,22 @@ def frozen_array(values: object, shape: tuple[int, ...] | None = None) -> Floats
     return array
 
 
+class ArrayValue:
+    """A frozen dataclass with arrays: two are equal if all their fields are, NaN to NaN; it has no hash."""
+
+    __slots__: tuple[str, ...] = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        pairs = ((getattr(self, name), getattr(other, name)) for name in type(self).__slots__)
+        return all(
+            np.array_equal(one, another, equal_nan=True) if isinstance(one, np.ndarray) else one == another
+            for one, another in pairs
+        )
+
+
 def freeze_fields(value: object, **shapes: tuple[int, ...]) -> None:
     """Make fields of a frozen dataclass read-only arrays of these shapes; an error has the name of the field."""
     for name, shape in shapes.items():

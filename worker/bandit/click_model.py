@@ -186,6 +186,9 @@ class ClickModel(Truth, Protocol):
         arm stay where features of arms go.
         """
 
+    def shifted(self, arm: int, log_odds: float) -> ClickModel:
+        """Return the belief with other log-odds of an arm for all users, as certain as before."""
+
     def choose_arms(self, arms: Sequence[int]) -> ClickModel:
         """Return the belief about these arms alone, in this order; the others are integrated out."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints, chosen
+from worker.bandit.arrays import ArrayValue, Floats, Ints, chosen
 from worker.errors import EstimationError, InputError
 
 #: λ_b, the precision of intercepts.
@@ -25,7 +25,7 @@ LEAST_SQUARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Groups:
+class Groups(ArrayValue):
     """Number of columns of each feature, (G,), and q_g, its mean squared length, (G,).
 
     Examples
@@ -47,11 +47,6 @@ class Groups:
             raise InputError("features must have a number of columns each, and a mean square")
         if not (np.isfinite(self.squares).all() and (self.squares > 0).all()):
             raise InputError("the mean square of a feature must be above zero")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Groups):
-            return NotImplemented
-        return np.array_equal(self.widths, other.widths) and np.array_equal(self.squares, other.squares)
 
     @classmethod
     def vector(cls, columns: int) -> Groups:

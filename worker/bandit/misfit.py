@@ -177,15 +177,15 @@ def evidence_of(scores: Floats, informations: Floats, *, common: bool) -> Eviden
     found = float((scores**2).sum())
     known = informations > 0
     by_arm = np.where(known, scores**2 / np.where(known, informations, 1.0), 0.0).sum(axis=1)
-    single = _deviations(by_arm, np.maximum(known.sum(axis=1), 1))
+    single = chi_square_deviations(by_arm, np.maximum(known.sum(axis=1), 1))
     return Evidence(
-        deviations=float(_deviations(np.array(found * expected / squares), np.array(expected**2 / squares))),
+        deviations=float(chi_square_deviations(np.array(found * expected / squares), np.array(expected**2 / squares))),
         strength=max(0.0, (found - expected) / squares) ** 0.5,
         arms=int((single >= CLEAR).sum()),
     )
 
 
-def _deviations(squares: Floats, freedom: Floats) -> Floats:
-    """Return how far χ² of some degrees of freedom is above its usual values, in standard deviations."""
+def chi_square_deviations(squares: Floats, freedom: Floats) -> Floats:
+    """Return how far χ² of some degrees of freedom is above its usual values (Wilson and Hilferty)."""
     spread = 2 / (9 * freedom)
     return np.asarray((np.cbrt(squares / freedom) - (1 - spread)) / np.sqrt(spread))

@@ -398,6 +398,11 @@ class PersonalModel(LinearModel):
             own = self.heads_of_arms - precision.coefficients(shared, np.zeros(own.shape))
         return replace(self.updated((shared, self.positions, own), precision), ad_groups=groups)
 
+    def shifted(self, arm: int, log_odds: float) -> PersonalModel:
+        own = self.own.copy()
+        own[arm, 0] += log_odds
+        return replace(self, own=own)
+
     def choose_arms(self, arms: Sequence[int]) -> PersonalModel:
         chosen = list(arms)
         precision = self.precision.choose_arms(arms)

@@ -15,7 +15,8 @@ from worker.bandit.personal import PersonalModel
 from worker.console import listing
 from worker.stream.chance import ALL
 from worker.stream.contexts import SCALES
-from worker.stream.misfit import missed_by
+from worker.stream.features import listed
+from worker.stream.misfit import advice, missed_by
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
 from worker.stream.tastes import AdProfile, Taste, context_columns, strengths
@@ -72,7 +73,10 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
         "calibration": _calibration(parameters),
-        "missed": [to_builtins(one.record) | {"sentence": one.sentence} for one in missed_by(parameters)],
+        "missed": [
+            to_builtins(pair) | {"sentence": sentence}
+            for pair, sentence in zip(missed_by(parameters), advice(parameters), strict=True)
+        ],
         "position_effects": model.position_effects.tolist(),
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
         "standardisation": None if scales is None else {name: getattr(scales, name) for name in SCALES},
@@ -132,7 +136,7 @@ def _calibration(parameters: Parameters) -> dict[str, Any] | None:
     if known.ratio is None:
         return None
     worst = known.worst([arm.arm for arm in parameters.arms])
-    return {**known.total, "ratio": asdict(known.ratio), "loss": known.loss, "worst": to_builtins(worst)}
+    return {**known.total, "ratio": known.ratio._asdict(), "loss": known.loss, "worst": to_builtins(worst)}
 
 
 def _features(strengths: list[dict[str, Any]]) -> list[str]:
@@ -140,8 +144,7 @@ def _features(strengths: list[dict[str, Any]]) -> list[str]:
     lines = []
     for of, words in (("context", "what decides between ads"), ("ad", "features of ads that matter")):
         named = [f"{one['feature']} {one['word']} ({one['strength']:.2f})" for one in strengths if one["of"] == of]
-        more = f" and {len(named) - TOP} more" if len(named) > TOP else ""
-        lines += [f"  {words}: {', '.join(named[:TOP])}{more}"] if named else []
+        lines += [f"  {words}: {listed(named, TOP)}"] if named else []
     return lines
 
 

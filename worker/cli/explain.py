@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
-from worker.cli.explanation_html import page, picture
+from worker.cli.explanation_html import explanation, picture
 from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
 from worker.cli.options.learning import setting
 from worker.cli.options.names import did_you_mean
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         title = f"Why did session {case.arrival.session_id} see this?" if served else "Why this slate?"
         sections = [(why[0], "", "\n".join(why[1:]))] if why else []
         sections += [(heading(one), picture(one), numbers(parameters, one)) for one in reasons.positions]
-        write_file(options.html, page(title, head, said, reasons.notes, sections).encode())
+        write_file(options.html, explanation(title, head, said, reasons.notes, sections).encode())
     loud = [line for line in said if line.startswith("!!!")]
     write_result(options.json, record, "\n".join(lines), [*loud, *(f"note: {text}" for text in reasons.notes)])
     return 1 if loud else 0

@@ -1,4 +1,4 @@
-"""An explanation as one page of HTML: everything is in the file, every text is escaped, and it prints on A4."""
+"""An explanation as a page of HTML."""
 
 from __future__ import annotations
 
@@ -7,34 +7,14 @@ from html import escape
 
 from worker.cli.explanation_text import ranked
 from worker.stream.contest import Position
+from worker.web.printed import page
 
 MOST_BARS = 10
 WIDTH, LABEL, NUMBER, LINE = 720, 190, 70, 20  # of a picture, in its units
 LONGEST = 26  # characters of a label
 
-_STYLE = """
-:root { color-scheme: light; }
-body { margin: 0; background: #fff; color: #1d1d1f; font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 56rem; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
-h1 { font-size: 1.5rem; margin: 0 0 1rem; }
-h2 { font-size: 1rem; margin: 2rem 0 .25rem; }
-p { margin: .25rem 0; }
-.loud { border: 3px solid #b00020; color: #b00020; font-weight: bold; padding: .5rem .75rem; }
-.good { color: #1b6e3c; }
-table { border-collapse: collapse; margin: .5rem 0; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { border-top: 1px solid #e4e4e2; padding: .15rem .9rem .15rem 0; text-align: left; overflow-wrap: anywhere; }
-th { color: #5f5f66; font-weight: normal; vertical-align: top; white-space: nowrap; }
-pre { font-size: .75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-svg { display: block; width: 100%; max-width: 46rem; margin: .5rem 0; }
-svg text { font: 12px system-ui, sans-serif; fill: #1d1d1f; }
-h2, section p { break-after: avoid; }
-pre, svg { break-inside: avoid; }
-@page { size: A4; margin: 15mm; }
-@media print { body { font-size: 11px; } main { max-width: none; padding: 0; } svg { max-width: 34rem; } }
-"""
 
-
-def page(
+def explanation(
     title: str,
     head: Mapping[str, str],
     said: Sequence[str],
@@ -47,17 +27,14 @@ def page(
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="{"loud" if loud else "good"}">{"<br>".join(map(escape, said))}</p>',
-        f"<table>{rows}</table>",
+        f'<table class="facts">{rows}</table>',
         f"<p>{'<br>'.join(map(escape, notes))}</p>",
         *(
             f"<section><h2>{escape(heading)}</h2>{picture}<pre>{escape(numbers)}</pre></section>"
             for heading, picture, numbers in sections
         ),
     ]
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-        f"<main>{''.join(parts)}</main></html>\n"
-    )
+    return page(title, parts)
 
 
 def picture(position: Position) -> str:

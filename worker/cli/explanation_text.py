@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from worker.bandit.policies import policy_named
-from worker.cli.options.times import moment
-from worker.console import listing
+from worker.console import listing, moment
 from worker.replay.one_session import ServedSession
 from worker.stream.contest import GREEDY, SCORES, Candidate, Position
 from worker.stream.explanation import Explanation
+from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
 from worker.stream.why_not import Needed, WhyNot
@@ -17,9 +17,6 @@ from worker.stream.why_not import Needed, WhyNot
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of log-odds that are named
 MOST_OUT = 12  # arms that could not be shown, of one reason
-
-#: Fields of a candidate in JSON.
-CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score", "answer_rate", "spread", "contributions")
 
 #: Columns of the numbers of a candidate, with their fields.
 NUMBERS = {
@@ -72,9 +69,7 @@ def numbers(parameters: Parameters, position: Position, most: int | None = None)
     by_reason: dict[str, list[str]] = {}
     for arm, why in position.out.items():
         by_reason.setdefault(why, []).append(arm)
-    for why, arms in by_reason.items():
-        more = f" and {len(arms) - MOST_OUT} more" if len(arms) > MOST_OUT else ""
-        lines.append(f"   {why}: {', '.join(arms[:MOST_OUT])}{more}")
+    lines += [f"   {why}: {listed(arms, MOST_OUT)}" for why, arms in by_reason.items()]
     return "\n".join(lines)
 
 
@@ -85,7 +80,7 @@ def ranked(position: Position) -> list[Candidate]:
 
 def fields_of(one: Candidate) -> dict[str, Any]:
     """Return a candidate in its JSON form."""
-    return {name: value for name in CANDIDATE if (value := getattr(one, name)) is not None}
+    return {name: value for name in one.__slots__ if (value := getattr(one, name)) is not None}
 
 
 def in_parts(parts: tuple[Contribution, ...]) -> str:
@@ -163,19 +158,30 @@ def facts(served: ServedSession) -> dict[str, str]:
     modes: tuple[str, ...] = served.planned.modes if served.planned else ("imported",)
     if "control" in modes:
         modes = (f"control ({served.parameters.settings.control})",)
-    given = served.given or {f"x[{number}]": value for number, value in enumerate(arrival.context, start=1)}
     notes = {"note": f"{served.others} earlier sessions have the same id; this is the last"} if served.others else {}
     return {
         "session": arrival.session_id,
         "arrived": f"{moment(arrival.occurred_at)} UTC",
         "served by": f"version {served.parameters.version}, mode {', '.join(dict.fromkeys(modes)) or 'none'}",
-        "context": ", ".join(f"{name}={value}" for name, value in given.items()),
+        "context": _context(served),
         "excluded": ", ".join(arrival.exclude) or "nothing",
         "shown": " → ".join(served.slate) or "nothing: no arm was eligible",
         "answered": _answers(served),
         "learned": _learned(served),
         **notes,
     }
+
+
+def _context(served: ServedSession) -> str:
+    """Return the context as it was sent, or else from its columns, without missing values."""
+    features, numbers = served.parameters.settings.features, served.arrival.context
+    if served.given:
+        return ", ".join(f"{name}={value}" for name, value in served.given.items())
+    if features is None or not features.context:
+        return ", ".join(f"x[{place}]={value:.10g}" for place, value in enumerate(numbers, start=1))
+    columns = zip(features.context_names, features.number_columns, numbers, strict=True)
+    named = (f"{name}={value:.10g}" if is_number else name if value else "" for name, is_number, value in columns)
+    return ", ".join(one for one in named if one and not one.endswith("=nan"))
 
 
 def _answers(served: ServedSession) -> str:

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worker.cli.options.brokers import connection, topic_names
+from worker.cli.options.brokers import SECURITY, connection, topic_names
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.cli.options.target import TARGET, confirm
-from worker.cli.options.times import moment
+from worker.cli.options.source import kind_of_source
+from worker.cli.options.target import PLACE, confirm
 from worker.cli.serve import KEEP
-from worker.console import listing, progress, write_result
+from worker.console import listing, moment, progress, write_result
 from worker.erasure.folder import in_folder
 from worker.erasure.person import Person, Place, in_logs
 from worker.errors import InputError
@@ -28,7 +28,8 @@ OPTIONS = (
     Option("dry-run", "search alone, without deleting", flag=True, default=False),
     Option("yes", "deletion without a confirmation", flag=True, default=False),
     *(replace(option, help=f"{option.help}; as the server has it") for option in KEEP),
-    *(option for option in TARGET if option.name != "wait"),
+    *PLACE,
+    *SECURITY,
     JSON,
 )
 
@@ -60,18 +61,14 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _places(options: argparse.Namespace, person: Person) -> list[Place]:
-    """Search a log, a state folder or topics. A folder comes before a broker, as in all commands."""
-    stage = partial(progress, unit="records")
-    if options.log is not None and options.state is not None:
-        raise InputError("a log and --state DIR cannot both be given: search one after the other")
-    if options.log is not None:
+    """Search a log, a state folder or topics."""
+    kind, stage = kind_of_source(options), partial(progress, unit="records")
+    if kind == "log":
         if options.log == "-":
             raise InputError("the log is read twice, so it cannot be standard input: name a file")
         return in_logs([Path(options.log)], person, stage)
-    if options.state is not None:
+    if kind == "state":
         return in_folder(Path(options.state), person, stage, keep=options.keep, keep_record=options.keep_record)
-    if options.broker is None:
-        raise InputError("a LOG, --state DIR or --broker HOST:PORT is missing: it says where to search")
     from worker.erasure.topics import in_topics  # with a Kafka client, which takes a while to import
 
     return in_topics(connection(options), topic_names(options), person, stage, now=time.time_ns() // 1_000_000)

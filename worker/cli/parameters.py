@@ -18,8 +18,7 @@ from worker.cli.description import (
 )
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.target import action, control, in_force, pick, pick_or_read, read_version, version_facts
-from worker.cli.options.times import moment
-from worker.console import check_writable, note, table, write_file, write_result
+from worker.console import check_writable, moment, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.stream.events import TAG_PATTERN, Command, Import, Order, Tag
 from worker.stream.history import tags

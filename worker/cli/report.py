@@ -6,17 +6,17 @@ import argparse
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
-from worker.cli.options.brokers import BROKER, PREFIX, SECURITY
+from worker.cli.options.brokers import SECURITY
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.source import source
+from worker.cli.options.target import PLACE
 from worker.cli.options.times import duration, timestamp
 from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.report.document import report_on
-from worker.report.page import page
+from worker.report.page import report_page
 from worker.report.period import WEEK, chosen_period
 from worker.report.tables import WORDS, changes, heads, tables
 from worker.stream.accounts import DAY
@@ -41,9 +41,7 @@ def period(text: str) -> int:
 
 
 OPTIONS = (
-    Option("log", "recorded log; - for standard input", positional=True, optional=True),
-    Option("state", "state folder of `adcascade serve`, instead of a log", metavar="DIR"),
-    replace(BROKER, default=None, help="bootstrap brokers of running workers, host:port[,…], instead of a log"),
+    Option("log", "recorded log, without --state and --broker; - for standard input", positional=True, optional=True),
     Option(
         "period",
         "day, week, all, or a time such as 12h; days and weeks are whole ones, and end at midnight UTC (default: the "
@@ -66,7 +64,7 @@ OPTIONS = (
     ),
     Option("html", "file for the report as a page that can be printed", metavar="FILE"),
     JSON,
-    PREFIX,
+    *PLACE,
     *SECURITY,
 )
 
@@ -85,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     with source(options, TOPICS, since=since) as log:
         document = report_on(log, length=options.period, until=options.until, by=options.by)
     if options.html is not None:
-        write_file(options.html, page(document).encode())
+        write_file(options.html, report_page(document).encode())
         note(f"wrote {options.html}")
     write_result(options.json, document, text(document))
 

@@ -109,10 +109,10 @@ class StateView:
         row = self._db.execute("SELECT value FROM history WHERE slot = ?", (slot,)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def journal(self, start: int, most: int = -1) -> list[tuple[int, bytes]]:
-        """Return the journal from an offset on: all of it, or at most `most` records."""
+    def journal(self, start: int = 0, most: int = -1) -> Iterable[tuple[int, bytes]]:
+        """Yield the journal from an offset on: all of it, or at most `most` records."""
         query = "SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset LIMIT ?"
-        return self._db.execute(query, (start, most)).fetchall()
+        yield from self._db.execute(query, (start, most))
 
     def journal_bounds(self) -> tuple[int, int]:
         """Return the first offset kept and the next one to be written. The last record is always kept."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from worker.embedded.state import StateFolder, StateView
 from worker.erasure.person import Person, Place, in_logs
@@ -25,8 +24,6 @@ from worker.stream.events import Opened
 from worker.stream.history import HOUR
 from worker.stream.session import Session, decode_state
 from worker.stream.topology import ONLY_PARTITION, Record
-
-_CHUNK: Final = 10_000  # records of the journal in memory
 
 
 def in_folder(folder: Path, person: Person, stage: Stage, *, keep: int, keep_record: int) -> list[Place]:
@@ -63,15 +60,13 @@ def _sessions(state: StateView, person: Person, lateness: int) -> Place:
 
 def _journal(state: StateView, person: Person, resume_offset: int) -> Place:
     place, offsets = Place(f"{state.path}: journal"), list[int]()
-    start, end = state.journal_bounds()
-    while records := state.journal(start, _CHUNK):
-        start = records[-1][0] + 1
-        for offset, value in records:
-            if person.owns(Record("journal", ONLY_PARTITION, offset, -1, None, value)):
-                fact = decode_journal(value)
-                place.add(fact.arrived_at if isinstance(fact, Opened) else getattr(fact, "occurred_at", -1))
-                if offset < min(resume_offset, end - 1):
-                    offsets.append(offset)
+    _, end = state.journal_bounds()
+    for offset, value in state.journal():
+        if person.owns(Record("journal", ONLY_PARTITION, offset, -1, None, value)):
+            fact = decode_journal(value)
+            place.add(fact.arrived_at if isinstance(fact, Opened) else getattr(fact, "occurred_at", -1))
+            if offset < min(resume_offset, end - 1):
+                offsets.append(offset)
     place.deletable = len(offsets)
     place.delete = lambda: _erase(state.path, (), offsets)
     if rest := place.records - len(offsets):

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from typing import Final
 
+from worker.console import moment
 from worker.erasure.person import IMPERSONAL, Person, Place
 from worker.errors import FailedError
 from worker.kafka.clients import BEGINNING, END, TopicReader, durable_producer, offsets_of, readable_errors, write
@@ -56,8 +56,9 @@ def in_topics(connection: Connection, names: Topics, person: Person, stage: Stag
         changelog.deletable, changelog.note = len(over), "compaction removes what is deleted"
         changelog.delete = lambda: _erase(connection, names.changelog, over)
         if len(over) < len(held):
-            end = datetime.fromtimestamp(max(held.values()) / 1000, UTC)
-            changelog.note = f"{len(held) - len(over):,} open, until {end:%Y-%m-%d %H:%M:%S}: their worker deletes them"
+            changelog.note = (
+                f"{len(held) - len(over):,} open, until {moment(max(held.values()))}: their worker deletes them"
+            )
     return list(places.values())
 
 

@@ -32,6 +32,7 @@ from typing import Final
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats
+from worker.bandit.misfit import chi_square_deviations
 from worker.evaluate.model import CrossFit
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS
@@ -127,10 +128,7 @@ def _form(sessions: Sessions, shown: Bools, chances: Floats) -> float | None:
         spread = (features * (expected * (1 - expected))[of_arm, None]).T @ features
         total += float(score @ np.linalg.pinv(spread, hermitian=True) @ score)
         freedom += int(np.linalg.matrix_rank(spread, hermitian=True))
-    if not freedom:
-        return None
-    part = 2 / (9 * freedom)
-    return float(((total / freedom) ** (1 / 3) - (1 - part)) / part**0.5)
+    return float(chi_square_deviations(np.array(total), np.array(freedom))) if freedom else None
 
 
 def _wanted(sessions: Sessions) -> Bools:

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Final
 
 from confluent_kafka import KafkaException
 from faust.types import TP
 
+from worker.console import moment
 from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
 from worker.kafka.connection import reason_of
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 INTERVAL: Final = 2.0
 #: Seconds without progress that are normal, as in a rebalance. The alert waits a minute more.
 PATIENCE: Final = 20.0
-
-_LAST: Final = 253_402_300_799  # the last second of the year 9999
 
 
 class WorkerMonitor:
@@ -90,7 +88,7 @@ class WorkerMonitor:
         learner = self._learner
         lasted = self._watermark.seconds(learner.watermark if serves and learner.running else None)
         where = f"partition {learner.slowest}" if learner.slowest >= 0 else "the learner"
-        at = f"stands at {_time(learner.watermark)}" if learner.watermark else "has not reported"
+        at = f"stands at {moment(learner.watermark)} UTC" if learner.watermark else "has not reported"
         example = f"{where} {at}, for {lasted:.0f} s" if lasted > PATIENCE else ""
         self._metrics.troubles.set("watermark-stalled", example)
 
@@ -118,10 +116,6 @@ class WorkerMonitor:
             lag[tp.topic.removeprefix(f"{topics.prefix}.")] += max(0, ends[tp] - position)
         for topic, records in lag.items():
             self._metrics.consumer_lag(topic, records)
-
-
-def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(min(milliseconds // 1000, _LAST), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class Lasting:

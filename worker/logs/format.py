@@ -191,13 +191,13 @@ def _defect(error: Exception) -> str:
 class LogReader:
     """Read a log (``-``: standard input) once, line by line; a context manager.
 
-    With `skip_bad`, reading continues after a bad line, and accepts a truncated file. `lines` and `bad` count the lines
-    read so far and those skipped; `first_bad` is the defect of the first line skipped. Of the bytes of each line after
-    the first, `wanted` says whether it is to be decoded; all are by default.
+    With `skip_bad`, reading continues after a bad line, and accepts a truncated file; None if the user cannot choose.
+    `lines` and `bad` count the lines read so far and those skipped; `first_bad` is the defect of the first line
+    skipped. Of the bytes of each line after the first, `wanted` says whether it is to be decoded; all are by default.
     """
 
     def __init__(
-        self, path: str | Path, *, skip_bad: bool = False, wanted: Callable[[bytes], bool] = lambda line: True
+        self, path: str | Path, *, skip_bad: bool | None = None, wanted: Callable[[bytes], bool] = lambda line: True
     ) -> None:
         self.lines = 0
         self.bad = 0
@@ -251,7 +251,8 @@ class LogReader:
 
     def _handle_defect(self, what: str) -> None:
         if not self._skip_bad:
-            raise BadLineError(f"{self.name}: {what} (--skip-bad continues)")
+            hint = "" if self._skip_bad is None else " (--skip-bad continues)"
+            raise BadLineError(f"{self.name}: {what}{hint}")
         self.bad += 1
         self.first_bad = self.first_bad or what
 

@@ -106,7 +106,7 @@ def read_log(
     findings: Findings,
     *,
     topics: Topics | None = None,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
     session: str | None = None,
     stage: Stage = silent,
 ) -> Iterator[OrderedLog]:
@@ -131,22 +131,14 @@ def read_log(
         yield log
 
 
-def plain_part(session_id: str) -> bytes:
-    """Return the longest part of an id that JSON escapes nowhere; it may be empty.
-
-    >>> plain_part("Zoë/user-17")
-    b'user-17'
-    """
-    return max(re.findall(rb"[\w.:-]+", session_id.encode()), key=len, default=b"")
-
-
 def about(session_id: str, topics: Topics) -> Callable[[bytes], bool]:
     """Return whether a line, as bytes, has a version or an episode, or may be about a session, however it is escaped.
 
     >>> [about("s-1", Topics())(line) for line in (b'{"key":"s-1"}', b'{"key":"s-10"}', b'{"topic":"ads.episodes"}')]
     [True, False, True]
     """
-    plain = plain_part(session_id)
+    # The longest part of the id that JSON escapes nowhere; it may be empty.
+    plain = max(re.findall(rb"[\w.:-]+", session_id.encode()), key=len, default=b"")
     edge = rb"[\w.:-]" if plain == session_id.encode() else rb"\Z."
     alone = re.compile(rb"(?<!%b)%b(?!%b)" % (edge, re.escape(plain), edge)).search
     names = topics.parameters, topics.parameters_history, topics.episodes

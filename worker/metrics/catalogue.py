@@ -22,8 +22,8 @@ from typing import Final, Literal, NamedTuple
 
 from worker import __version__
 from worker.stream.calibration import SESSIONS
-from worker.stream.events import DEAD_LETTER_REASONS, MODES
-from worker.stream.lift import GROUPS, OUTCOMES, Interval
+from worker.stream.events import DEAD_LETTER_REASONS, MODES, Interval
+from worker.stream.lift import GROUPS, OUTCOMES
 from worker.stream.session import ENDINGS
 from worker.stream.troubles import LEVELS, TROUBLES
 

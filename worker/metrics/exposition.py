@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -166,7 +165,7 @@ def _time_averaged(snapshot: Snapshot) -> Series:
 
 def _calibration_ratio(snapshot: Snapshot) -> Series:
     ratio = None if snapshot.parameters is None else snapshot.parameters.calibration.ratio
-    return {} if ratio is None else _each(**asdict(ratio))
+    return {} if ratio is None else _each(**ratio._asdict())
 
 
 def _each(**values: float) -> Series:

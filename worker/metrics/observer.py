@@ -36,7 +36,7 @@ from worker.metrics.troubles import TroubleLog
 from worker.stream.calibration import SESSIONS
 from worker.stream.episodes import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
-from worker.stream.misfit import missed_by
+from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
 from worker.stream.versions import KEPT
@@ -149,7 +149,7 @@ class Metrics:
 
     def version(self, parameters: Parameters) -> None:
         """Show a published version."""
-        answered, missed = answering(parameters), missed_by(parameters)
+        answered, missed = answering(parameters), advice(parameters)
         with self._lock:
             known = self._parameters
             if known is None or parameters.version > known.version:
@@ -181,7 +181,7 @@ class Metrics:
                 self._numbers["calibration_log_loss"] = loss
         self._report_unanswered(answered)
         self.troubles.set("calibration", parameters.calibration.sentence if parameters.calibration.is_bad else "")
-        self.troubles.set("misfit", "; ".join(one.sentence for one in missed))
+        self.troubles.set("misfit", "; ".join(missed))
         self._report_lift(parameters)
 
     def _report_lift(self, parameters: Parameters) -> None:

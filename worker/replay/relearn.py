@@ -57,7 +57,7 @@ def relearn(
     path: str,
     *,
     topics: Topics | None = None,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
     tolerance: float = 0.0,
     changes: Mapping[str, Any] | None = None,
     arms: Sequence[Arm] | None = None,

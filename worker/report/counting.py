@@ -29,6 +29,7 @@ from worker.logs.traces import SessionTrace, TraceReader, opened_by
 from worker.report.period import Period
 from worker.stream.accounts import ROWS
 from worker.stream.chance import is_exploring
+from worker.stream.crosses import spans_of
 from worker.stream.events import Opened
 from worker.stream.settings import LearningSettings
 
@@ -139,11 +140,10 @@ def columns(settings: LearningSettings) -> Iterator[tuple[str, int, tuple[str, .
     if settings.features is None or not settings.features.context:
         yield from ((f"x[{place + 1}]", place, ()) for place in range(settings.dim))
         return
-    first = 0
+    spans = spans_of(settings.features.context)
     for feature in settings.features.context:
         if feature.kind != "hashed":
-            yield feature.name, first, feature.values
-        first += feature.width
+            yield feature.name, spans[feature.name].start, feature.values
 
 
 def _parts(numbers: list[float]) -> Parts:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
@@ -24,8 +23,7 @@ from worker.stream.ad_figures import figures, reasons
 from worker.stream.decoding import decode_episode
 from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
-from worker.stream.lift import Lift
-from worker.stream.misfit import missed_by
+from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
 
 #: Features that are shown, of those whose groups differ most, and groups of each.
@@ -71,7 +69,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "period": period.name,
         "since": period.since,
         "until": period.until,
-        "lift": None if learned.lift is None else _compared(learned.lift),
+        "lift": None if learned.lift is None else msgspec.to_builtins(learned.lift.figures),
         "predictions": _predictions(learned),
         "total": total,
         "course": course,
@@ -82,7 +80,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "warnings": [*_warnings(ads, total, course, now), *_doubts(learned), *_rejected(log, period)],
         "notes": [
             *_notes(log, period, last, compared=compared is not None),
-            *(one.sentence for one in missed_by(learned)),
+            *advice(learned),
         ],
     }
 
@@ -142,15 +140,10 @@ def _groups(feature: str, now: Counts, before: Counts | None) -> list[Document]:
     return [_row(group.name, group, now, before) for group in groups]
 
 
-def _compared(lift: Lift) -> Document:
-    """Return what the control group says, from its beginning to the end of the period."""
-    return {"sentence": lift.sentence, "known": lift.is_known, "since": lift.since, "sessions": lift.sessions}
-
-
 def _predictions(learned: Parameters) -> Document | None:
     """Return how many clicks came for one that was predicted, as the version knows; None before anything was."""
     known = learned.calibration
-    return None if known.ratio is None else {**asdict(known.ratio), "bad": known.is_bad}
+    return None if known.ratio is None else {**known.ratio._asdict(), "bad": known.is_bad}
 
 
 # ── what changed ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -242,8 +235,8 @@ def _trouble(ad: Document, usual: Document, course: Sequence[Document], now: Cou
 
 def _doubts(learned: Parameters) -> Iterator[Document]:
     """Yield what speaks against the policy, or against the figures."""
-    lift, found = learned.lift, None if learned.lift is None else learned.lift.compare("revenue")
-    if lift is not None and found is not None and found.difference.high < 0:
+    lift = learned.lift
+    if lift is not None and lift.is_loss:
         then = "; no ads are tried out meanwhile" if learned.guarded else ""
         yield {"arm": None, "text": f"adcascade earns less than {lift.name}: {lift.sentence}{then}"}
     if lift is not None and (size := lift.mismatch) is not None:

@@ -1,4 +1,4 @@
-"""The report as one page of HTML, with everything in it, for a browser and for paper."""
+"""The report as a page of HTML."""
 
 from __future__ import annotations
 
@@ -8,38 +8,13 @@ from typing import Any, Final
 
 from worker import __version__
 from worker.report.tables import WORDS, Table, changes, heads, tables
-
-_STYLE: Final = """
-:root { --ink: #171b24; --quiet: #5a6272; --line: #d9dde5; --a: #2f62d9; }
-body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.5rem; color: var(--ink); background: #fff;
-  font: 15px/1.45 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 0; }
-h2 { font-size: 1.05rem; margin: 1.8rem 0 .2rem; break-after: avoid; }
-.quiet, th, dd, footer { color: var(--quiet); }
-.warn { border-left: 4px solid #d97706; background: #fdf3e4; padding: .6rem 1rem .6rem 2rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-tr { break-inside: avoid; }
-th, td { text-align: right; padding: .22rem .4rem; border-bottom: 1px solid var(--line); font-weight: 400; }
-th { font-size: .85rem; }
-th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; padding-left: 0; width: 17%; }
-th:last-child { text-align: left; }
-.bar { width: 13%; padding-right: 0; }
-svg { display: block; width: 100%; height: .8rem; fill: var(--a); }
-dt { float: left; clear: left; font-weight: 600; }
-dd { margin-left: 6.5rem; }
-@page { size: A4; margin: 14mm; }
-@media print { body { padding: 0; max-width: none; font-size: 9pt; print-color-adjust: exact; }
-  th { font-size: 8pt; } th, td { padding: .15rem .25rem; } }
-"""
+from worker.web.printed import page
 
 
-def page(document: Mapping[str, Any]) -> str:
+def report_page(document: Mapping[str, Any]) -> str:
     """Return the page."""
     first, *others = heads(document)
     parts = [
-        "<!doctype html>",
-        '<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(document['title'])}: what the ads earned</title><style>{_STYLE}</style>",
         f"<h1>{_sentence(first)}</h1>" + "".join(f'<p class="quiet">{_sentence(line)}' for line in others),
         _list((warning["text"] for warning in document["warnings"]), "warn"),
     ]
@@ -52,7 +27,7 @@ def page(document: Mapping[str, Any]) -> str:
     parts += [f"<h2>{escape(title)}</h2>{content}" for title, content in found]
     versions = " to ".join(map(str, document["versions"]))
     notes = [*document["notes"], f"versions {versions} of the parameters; adcascade {__version__}"]
-    return "\n".join([*parts, f"<footer>{_list(notes)}</footer>", "</html>"])
+    return page(f"{document['title']}: what the ads earned", [*parts, f"<footer>{_list(notes)}</footer>"])
 
 
 def _sentence(text: str) -> str:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from worker.console import moment
 from worker.stream.accounts import DAY
 
 WEEK: Final = 7 * DAY
-LAST: Final = 253_402_300_799  # the last second of the year 9999
-
-
-def moment(time: int, form: str = "%Y-%m-%d %H:%M") -> str:
-    """Return a time for people, in UTC."""
-    return f"{datetime.fromtimestamp(min(max(0, time / 1000), LAST), UTC):{form}}"
+MINUTE: Final = "%Y-%m-%d %H:%M"
 
 
 class Period(NamedTuple):
@@ -39,13 +34,18 @@ class Period(NamedTuple):
 
     def __str__(self) -> str:
         if self.since % DAY or self.until % DAY:
-            return f"{moment(self.since)} to {moment(self.until)} UTC"
+            return f"{moment(self.since, MINUTE)} to {moment(self.until, MINUTE)} UTC"
         days = dict.fromkeys(moment(time, "%Y-%m-%d") for time in (self.since, self.until - DAY))
         return f"{' to '.join(days)} (UTC)"
 
     def part(self, at: int, slots: int) -> str:
-        """Return when one of some equal parts begins."""
-        return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else "%d %b %H:%M")
+        """Return when one of some equal parts begins.
+
+        >>> Period(0, 80_000).part(1, 8)
+        '01 Jan 00:00:10'
+        """
+        time = "%d %b %H:%M" if self.length >= slots * 60_000 else "%d %b %H:%M:%S"
+        return moment(self.since + at * self.length // slots, "%a %d %b" if self.length == WEEK else time)
 
     def begins_in(self, first: int) -> bool:
         """Return whether a log whose first session is at `first` has all of the period, nearly."""

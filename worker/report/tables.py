@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from worker.report.period import moment
+from worker.console import moment
+from worker.report.period import MINUTE
 from worker.stream.calibration import USUAL
 
 #: What the columns mean, for readers who have never seen them.
@@ -107,8 +108,8 @@ def heads(document: Mapping[str, Any]) -> list[str]:
     each, lift = amount(now["revenue_per_thousand"] / 1000), document["lift"]
     headline, earned = f"revenue per session: {each}{than}", f"{title}: {amount(now['revenue'])} earned by {clicks}"
     lines = [headline, earned]
-    if lift is not None and lift["known"]:
-        by = f"by {lift['sessions']:,} sessions since {moment(lift['since'])}, with 95 % certainty"
+    if lift is not None and "revenue" in lift:
+        by = f"by {lift['sessions']:,} sessions since {moment(lift['since'], MINUTE)}, with 95 % certainty"
         lines = [lift["sentence"], f"{earned}, {each} per session{than}", f"compared with the control group {by}"]
     elif lift is not None:
         lines.append(f"against the control group: {lift['sentence']}")
@@ -122,4 +123,4 @@ def heads(document: Mapping[str, Any]) -> list[str]:
 
 def changes(document: Mapping[str, Any]) -> list[str]:
     """Return what changed, a line each, with its time where it has one."""
-    return [f"{moment(one['at'])}: {one['text']}" if one["at"] else one["text"] for one in document["changes"]]
+    return [f"{moment(one['at'], MINUTE)}: {one['text']}" if one["at"] else one["text"] for one in document["changes"]]

@@ -9,6 +9,7 @@ from dataclasses import fields
 from worker.metrics.troubles import TroubleLog
 from worker.stream.catalogue import catalogue_difference, describe_changes
 from worker.stream.feature_changes import differing
+from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.settings import KEPT_BY_MODEL, Arm, LearningSettings
 
@@ -79,9 +80,8 @@ class CatalogueCheck:
             return ""
         rows = describe_changes(newest.arms, changes)
         counted = Counter(sign for sign, _, _ in rows)
-        listed = ", ".join(f"{sign} {arm} {reward}" for sign, arm, reward in rows[:LISTED])
-        more = f" and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
+        named = listed((f"{sign} {arm} {reward}" for sign, arm, reward in rows), LISTED)
         return (
             f"against version {newest.version}, the file has {counted['+']} added, {counted['−']} retired and "
-            f"{counted['~']} changed: {listed}{more}"
+            f"{counted['~']} changed: {named}"
         )

@@ -39,7 +39,7 @@ class JournalFolder:
 
     def fold(self) -> LearnerStatus | None:
         """Fold the next records; return the report, None if there are none."""
-        records = self._state.journal(self._position, MOST_RECORDS)
+        records = list(self._state.journal(self._position, MOST_RECORDS))
         self.is_behind = len(records) == MOST_RECORDS
         if not records:
             return None

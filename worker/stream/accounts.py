@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import numpy as np
 from msgspec import Meta, Struct
 
-from worker.bandit.arrays import Floats, frozen_array
+from worker.bandit.arrays import ArrayValue, Floats, frozen_array
 from worker.errors import InputError
 from worker.stream.events import MOST, described
 from worker.stream.joining import ClosedWindow
@@ -58,7 +58,7 @@ class AccountsRecord(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sums:
+class Sums(ArrayValue):
     """The number of sessions, and sums per ad, (5, K), with a row for each of `ROWS`.
 
     Ads that were added since are missing: their sums are 0.
@@ -71,11 +71,6 @@ class Sums:
         object.__setattr__(self, "ads", frozen_array(self.ads))
         if self.ads.ndim != 2 or len(self.ads) != len(ROWS) or (self.ads < 0).any():
             raise InputError(f"accounts must have {len(ROWS)} rows of sums, a column per ad")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sums) and self.sessions == other.sessions and np.array_equal(self.ads, other.ads)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def plus(self, other: Sums) -> Sums:
         """Return both together."""

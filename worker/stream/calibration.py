@@ -25,10 +25,10 @@ from typing import Final
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints, frozen_array, sigmoid
+from worker.bandit.arrays import ArrayValue, Floats, Ints, frozen_array, sigmoid
 from worker.bandit.click_model import ClickModel, Observations
 from worker.errors import InputError
-from worker.stream.events import AdCalibration, CalibrationRecord, PredictedClicks
+from worker.stream.events import AdCalibration, CalibrationRecord, Interval, PredictedClicks
 from worker.stream.joining import SessionPlan
 
 #: The rows of the sums.
@@ -81,31 +81,17 @@ def kind_of(plan: SessionPlan) -> int:
 # ── ratios ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
-    """Clicks per predicted click, with its 95 % interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the whole interval is outside of what is usual."""
-        return self.low > USUAL[1] or self.high < USUAL[0]
-
-
-def ratio_of(clicks: float, predicted: float, variance: float) -> Ratio | None:
-    """Return the ratio of clicks to predicted clicks; None if none were predicted.
+def ratio_of(clicks: float, predicted: float, variance: float) -> Interval | None:
+    """Return the ratio of clicks to predicted clicks, with 95 %; None if none were predicted.
 
     >>> ratio_of(110, 100, 80)
-    Ratio(estimate=1.1, low=0.916..., high=1.283...)
+    Interval(estimate=1.1, low=0.916..., high=1.283...)
     """
     if not predicted > 0:
         return None
     estimate = clicks / predicted
     half = REACH * sqrt(variance * max(1.0, estimate)) / predicted
-    return Ratio(estimate=estimate, low=max(0.0, estimate - half), high=estimate + half)
+    return Interval(estimate, max(0.0, estimate - half), estimate + half)
 
 
 def base_loss(displays: float, clicks: float) -> float:
@@ -122,7 +108,7 @@ def base_loss(displays: float, clicks: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Calibration:
+class Calibration(ArrayValue):
     """Fading sums per ad, (5, K), with a row for each of `ROWS`; ads that were added since are missing."""
 
     ads: Floats = field(default_factory=lambda: np.zeros((len(ROWS), 0)))
@@ -131,11 +117,6 @@ class Calibration:
         object.__setattr__(self, "ads", frozen_array(self.ads))
         if self.ads.ndim != 2 or len(self.ads) != len(ROWS) or (self.ads < 0).any():
             raise InputError(f"calibration must have {len(ROWS)} rows of sums, a column per ad")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Calibration) and np.array_equal(self.ads, other.ads)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def plus(self, predicted: Predicted, *, arms: int, kept: float = 1.0) -> Calibration:
         """Return the sums with a window, after which the share `kept` of older sessions counts."""
@@ -150,7 +131,7 @@ class Calibration:
         return dict(zip(ROWS, self.ads.sum(axis=1).tolist(), strict=True))
 
     @property
-    def ratio(self) -> Ratio | None:
+    def ratio(self) -> Interval | None:
         """Clicks per predicted click of all ads."""
         total = self.total
         return ratio_of(total["clicks"], total["predicted"], total["variance"])
@@ -167,10 +148,12 @@ class Calibration:
 
     @property
     def is_bad(self) -> bool:
-        """Whether enough clicks say that the predictions are off."""
+        """Whether enough clicks say that the predictions are off: the whole interval is outside of what is usual."""
         total, ratio = self.total, self.ratio
         enough = min(max(LEAST_CLICKS, CLICKS_PER_AD * self.ads.shape[1]), MOST_CLICKS)
-        return ratio is not None and max(total["clicks"], total["predicted"]) >= enough and ratio.is_bad
+        if ratio is None or max(total["clicks"], total["predicted"]) < enough:
+            return False
+        return ratio.low > USUAL[1] or ratio.high < USUAL[0]
 
     @property
     def sentence(self) -> str:

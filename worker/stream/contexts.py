@@ -41,7 +41,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.bandit.arrays import Floats, Ints
+from worker.bandit.arrays import ArrayValue, Floats, Ints
 from worker.bandit.click_model import Observations
 from worker.errors import InputError
 
@@ -165,7 +165,7 @@ _CONSTANT: Final = 1e-13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Standardisation:
+class Standardisation(ArrayValue):
     """Centre (d,) and scale (d,) of contexts, of skewed numbers after Yeo and Johnson's transformation.
 
     `exponent` (d,) and `unit` (d,) are those of the transformation; an exponent of 1 leaves a number as it is.
@@ -194,14 +194,6 @@ class Standardisation:
         if self.waiting.shape[1:] != self.unscaled.shape or np.isinf(self.waiting).any():
             raise InputError("standardisation: waiting must have a number per column without a scale")
         object.__setattr__(self, "skewed", np.flatnonzero(self.exponent != 1))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Standardisation):
-            return NotImplemented
-        same = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in SCALES)
-        return same and np.array_equal(self.waiting, other.waiting, equal_nan=True)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @property
     def unscaled(self) -> Ints:
@@ -329,7 +321,7 @@ ARRAYS: Final = ("contexts", "rows", "arms", "positions", "clicked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ObservedSessions:
+class ObservedSessions(ArrayValue):
     """Sessions in the order of their keys, window by window, and their displays that count.
 
     Parameters
@@ -347,14 +339,6 @@ class ObservedSessions:
 
     def __len__(self) -> int:
         return len(self.contexts)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ObservedSessions):
-            return NotImplemented
-        mine, theirs = self.pack(), other.pack()
-        return all(np.array_equal(mine[name], theirs[name], equal_nan=True) for name in ARRAYS)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def followed_by(self, later: ObservedSessions) -> ObservedSessions:
         """Return these sessions and later ones."""

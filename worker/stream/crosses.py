@@ -15,7 +15,7 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import combinations
+from itertools import accumulate, combinations, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -98,6 +98,12 @@ class _Hashed(NamedTuple):
         return self.first + (words % np.uint64(MOST_PAIRS)).astype(np.intp)
 
 
+def spans_of(features: Sequence[Feature]) -> dict[str, range]:
+    """Return the columns of each feature, one feature after the other."""
+    ends = accumulate((feature.width for feature in features), initial=0)
+    return {feature.name: range(*span) for feature, span in zip(features, pairwise(ends), strict=True)}
+
+
 class Crossing:
     """Computes the columns of crosses.
 
@@ -111,24 +117,23 @@ class Crossing:
     """
 
     def __init__(self, features: Sequence[Feature], crosses: Sequence[Pair]) -> None:
-        by_name, first = {}, 0
-        for feature in features:
-            by_name[feature.name] = feature, slice(first, first + feature.width)
-            first += feature.width
-        self.dim = first
+        by_name, spans = {feature.name: feature for feature in features}, spans_of(features)
+        self.dim = first = sum(feature.width for feature in features)
         left_columns: list[int] = []
         right_columns: list[int] = []
         places: list[int] = []
         self._hashed: list[_Hashed] = []
         for names in crosses:
-            (left, a), (right, b) = by_name[names[0]], by_name[names[1]]
+            left, right = (by_name[name] for name in names)
+            a, b = (spans[name] for name in names)
             width = width_of(left, right)
             if width == left.width * right.width:
-                left_columns += np.repeat(np.arange(a.start, a.stop), right.width).tolist()
-                right_columns += list(range(b.start, b.stop)) * left.width
+                left_columns += np.repeat(a, right.width).tolist()
+                right_columns += list(b) * left.width
                 places += range(first, first + width)
             else:
-                self._hashed.append(_Hashed(names, first, a, b, _keys(left), _keys(right)))
+                columns = slice(a.start, a.stop), slice(b.start, b.stop)
+                self._hashed.append(_Hashed(names, first, *columns, _keys(left), _keys(right)))
             first += width
         self.model_dim = first
         self._left, self._right = np.array(left_columns, dtype=np.intp), np.array(right_columns, dtype=np.intp)

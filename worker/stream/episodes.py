@@ -145,7 +145,7 @@ def episode_of(
         eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
         answered = _tried(lambda: answering(current), None)
         calibration = _tried(lambda: _calibration(predicted, current, folded=steps is not None), None)
-        missing = _tried(lambda: [one.record for one in missed_by(current)], None)
+        missing = _tried(lambda: missed_by(current), None)
     weights, shown = window.weights, window.weights[window.rows]
     explored = np.array([sum(plan.explored) / max(1, len(plan.slate)) for plan in window.plans])
     return Episode(
@@ -179,7 +179,7 @@ def episode_of(
         lift=None if lift is None else lift.figures,
         guarded=current.guarded,
         calibration=calibration,
-        missed=tuple(missing) if missing else None,
+        missed=missing or None,
     )
 
 

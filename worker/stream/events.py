@@ -13,7 +13,7 @@ epoch, arms are ids (strings).
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from msgspec import Meta, Struct
 
@@ -352,16 +352,22 @@ class Tag(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_f
     version: Annotated[Count | None, described("Version; null removes the name.")]
 
 
+class Interval(NamedTuple):
+    """An estimate with the ends of its interval."""
+
+    estimate: Number
+    low: Number
+    high: Number
+
+
 class ComparedOutcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """An outcome per session: revenue, or clicks."""
 
     policy: Annotated[Number, described("Of all sessions outside of the control group.")]
     control: Annotated[Number, described("Of the control group.")]
-    difference: Annotated[
-        tuple[Number, Number, Number], described("Policy less control, and the ends of the interval.")
-    ]
+    difference: Annotated[Interval, described("Policy less control, and the ends of the interval.")]
     relative: Annotated[
-        tuple[Number, Number, Number] | None,
+        Interval | None,
         described("The difference as a share of the control, and the ends of the interval; null or absent: unknown."),
     ] = None
 

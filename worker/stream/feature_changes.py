@@ -26,7 +26,7 @@ from worker.bandit.arrays import Floats, Ints
 from worker.errors import InputError
 from worker.stream.ad_features import scaled_ads
 from worker.stream.contexts import recoded, stack_packed
-from worker.stream.features import ContextEncoder, Feature, Features, FormerFeatures, context_encoder
+from worker.stream.features import ContextEncoder, Feature, Features, FormerFeatures, context_encoder, listed
 from worker.stream.joining import SessionPlan
 from worker.stream.parameters import Parameters, first_model
 from worker.stream.settings import Arm, LearningSettings
@@ -160,8 +160,7 @@ def differing(declared: Features | None, published: Features | None, most: int =
     if declared is None:
         return ""
     found = differences(published, wanted_features(declared, published, {}))
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(f"{one.sign} {one.name}" for one in found[:most]) + more
+    return listed((f"{one.sign} {one.name}" for one in found), most)
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -31,7 +31,7 @@ from worker.bandit.arrays import Floats
 from worker.errors import InputError
 from worker.stream.chance import hashed_column
 from worker.stream.contexts import MISSING, Standardisation
-from worker.stream.crosses import Crossing, Pair, check_crosses, crosses_of, width_of
+from worker.stream.crosses import Crossing, Pair, check_crosses, crosses_of, spans_of, width_of
 from worker.stream.events import described
 
 if TYPE_CHECKING:
@@ -242,8 +242,9 @@ class Features:
         """Return the features of arms as the model takes them, (K, columns); (K, 0) if none are declared."""
         columns = np.zeros((len(arms), self.ad_dim))
         given = [dict(arm.features) for arm in arms]
-        first = 0
+        spans = spans_of(self.ads)
         for feature in self.ads:
+            first = spans[feature.name].start
             find = feature.column_of(first)
             if find is None:
                 columns[:, first] = feature.standardised(numbers_of(feature, arms))
@@ -252,7 +253,6 @@ class Features:
                     value = features.get(feature.name)
                     if isinstance(value, str) and (column := find(value)) is not None:
                         columns[row, column] = 1.0
-            first += feature.width
         return columns
 
     # ── as JSON, and as TOML ─────────────────────────────────────────────────────────────────────────────────────────

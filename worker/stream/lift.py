@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import numpy as np
 from msgspec import Meta, Struct
 
-from worker.bandit.arrays import Floats, frozen_array
+from worker.bandit.arrays import ArrayValue, Floats, frozen_array
 from worker.errors import InputError
-from worker.stream.events import MOST, ComparedOutcome, LiftFigures, Number, described
+from worker.stream.events import MOST, ComparedOutcome, Interval, LiftFigures, Number, described
 
 #: What is compared, and the two groups. Rows of the sums are in this order.
 OUTCOMES: Final = ("revenue", "clicks")
@@ -39,8 +39,8 @@ MISMATCH: Final = 0.1
 #: Sessions at which the interval is narrowest, compared with one that were valid then only.
 TUNED: Final = 10_000
 #: Least sessions of each group, and least clicks of each, from which an interval is shown: it is asymptotic.
-LEAST_SESSIONS: Final = 100
-LEAST_CLICKS: Final = 20
+LEAST_SESSIONS: Final = 200
+LEAST_CLICKS: Final = 50
 #: Shapes of the sums: of v, then of v vᵀ.
 _SHAPE: Final = (len(OUTCOMES), 5, 4)
 
@@ -62,29 +62,8 @@ class LiftRecord(Struct, frozen=True, kw_only=True):
     ]
 
 
-class Interval(NamedTuple):
-    """An estimate with the ends of its confidence sequence."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One outcome per session: of the policy, of the control, the difference, and relative to the control.
-
-    `relative` is None if the control may as well be 0: then nothing is known of the ratio.
-    """
-
-    policy: float
-    control: float
-    difference: Interval
-    relative: Interval | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lift:
+class Lift(ArrayValue):
     """Sums of the sessions since `since` that were compared with `control`.
 
     groups : (2, 4), policy and control group: sessions, the sessions that they stand for, revenue, clicks
@@ -99,11 +78,6 @@ class Lift:
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", frozen_array(self.groups, (len(GROUPS), 4)))
         object.__setattr__(self, "sums", frozen_array(self.sums, _SHAPE))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Lift) and self.document() == other.document()
-
-    __hash__ = None  # type: ignore[assignment]
 
     def plus(self, scores: Scores, start: int) -> Lift:
         """Return the sums with those of a window that began at `start`."""
@@ -128,8 +102,11 @@ class Lift:
         """Whether there are enough sessions and clicks for intervals."""
         return bool((self.groups[:, 0] >= LEAST_SESSIONS).all() and (self.groups[:, 3] >= LEAST_CLICKS).all())
 
-    def compare(self, outcome: str) -> Comparison | None:
-        """Return the comparison of an outcome; None as long as too little is known."""
+    def compare(self, outcome: str) -> ComparedOutcome | None:
+        """Return the comparison of an outcome; None as long as too little is known.
+
+        It is relative to the control unless that may as well be 0: then nothing is known of the ratio.
+        """
         first, second = (part[OUTCOMES.index(outcome)] for part in (self.sums[:, 0], self.sums[:, 1:]))
         mass = first[0]
         if not self.is_known:
@@ -142,7 +119,7 @@ class Lift:
         (s11, s10), (_, s00) = (width**2 * covariance).tolist()
         half = math.sqrt(max(0.0, s11 - 2 * s10 + s00))
         gained = policy - control
-        return Comparison(
+        return ComparedOutcome(
             policy=policy,
             control=control,
             difference=Interval(gained, gained - half, gained + half),
@@ -202,8 +179,8 @@ class Lift:
             sessions=self.sessions,
             control_sessions=int(self.groups[1, 0]),
             sentence=self.sentence,
-            revenue=_outcome(self.compare("revenue")),
-            clicks=_outcome(self.compare("clicks")),
+            revenue=self.compare("revenue"),
+            clicks=self.compare("clicks"),
             mismatch=self.mismatch,
         )
 
@@ -232,10 +209,11 @@ CONTROL_NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def in_words(found: Comparison) -> tuple[str, str, str]:
+def in_words(found: ComparedOutcome) -> tuple[str, str, str]:
     """Return the lift and the ends of its interval, in per cent if that is known.
 
-    >>> in_words(Comparison(policy=2, control=2, difference=Interval(0, 0, 0), relative=Interval(0.3, -0.004, 0.37)))
+    >>> nothing, gained = Interval(0, 0, 0), Interval(0.3, -0.004, 0.37)
+    >>> in_words(ComparedOutcome(policy=2, control=2, difference=nothing, relative=gained))
     ('+30 %', '+0', '+37')
     """
     if found.relative is None:
@@ -248,21 +226,13 @@ def in_words(found: Comparison) -> tuple[str, str, str]:
     return f"{gained} %", low, high
 
 
-def _outcome(found: Comparison | None) -> ComparedOutcome | None:
-    if found is None:
-        return None
-    return ComparedOutcome(
-        policy=found.policy, control=found.control, difference=found.difference, relative=found.relative
-    )
-
-
 def multiplier(sessions: float, alpha: float = ALPHA) -> float:
     """Return the number of standard errors that a confidence sequence takes in place of 1.96.
 
     It is √(2 (1 + 1/(nρ²)) ln(√(nρ² + 1)/α)), with ρ² = (−2 ln α + ln(1 − 2 ln α))/t* tuned for t* = `TUNED` sessions.
 
     >>> [round(multiplier(n), 2) for n in (1_000, 10_000, 100_000)]
-    [3.84, 3.04, 3.24]
+    [3.86, 3.04, 3.24]
     """
     tuned = sessions * (-2 * math.log(alpha) + math.log(1 - 2 * math.log(alpha))) / TUNED
     return math.sqrt(2 * (1 + 1 / tuned) * math.log(math.sqrt(tuned + 1) / alpha))

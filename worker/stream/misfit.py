@@ -19,7 +19,7 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import islice, product, repeat
 from typing import TYPE_CHECKING, Final
@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.arrays import Floats, frozen_array, spread
+from worker.bandit.arrays import ArrayValue, Floats, frozen_array, spread
 from worker.bandit.click_model import Observations
-from worker.bandit.misfit import NOTHING, Evidence, Products, evidence_of, score_sums
+from worker.bandit.misfit import NOTHING, Products, evidence_of, score_sums
 from worker.errors import InputError
-from worker.stream.crosses import MOST_PAIRS
+from worker.stream.crosses import MOST_PAIRS, spans_of
 from worker.stream.events import MissedPair
 from worker.stream.features import Features
 from worker.stream.settings import LearningSettings
@@ -111,15 +111,11 @@ def _columns(features: Features | None, dim: int) -> dict[str, range]:
     """Return the columns of every feature of contexts."""
     if features is None or not features.context:
         return {f"x[{column + 1}]": range(column, column + 1) for column in range(dim)}
-    columns, first = {}, 0
-    for feature in features.context:
-        columns[feature.name] = range(first, first + feature.width)
-        first += feature.width
-    return columns
+    return spans_of(features.context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Misfit:
+class Misfit(ArrayValue):
     """Sums of scores and of their information by ad and product, (K, P)."""
 
     scores: Floats
@@ -130,14 +126,6 @@ class Misfit:
             object.__setattr__(self, name, frozen_array(getattr(self, name)))
         if self.scores.ndim != 2 or self.scores.shape != self.informations.shape or (self.informations < 0).any():
             raise InputError("misfit: scores and informations must be a row per ad of the same products")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Misfit):
-            return NotImplemented
-        same = np.array_equal(self.scores, other.scores)
-        return same and np.array_equal(self.informations, other.informations)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def of(self, arms: int, products: int) -> Misfit:
         """Return the sums of the first arms and products; those of arms that were added since are 0."""
@@ -179,67 +167,48 @@ def misfit_after(
     return window if before is None else before.of(arms, count).plus(window)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missed:
-    """A pair that matters together and is not in the model; `of` has `AD` first if it is the taste of a feature.
-
-    `has_names` says whether contexts have named features, so that a cross can be declared.
-    """
-
-    of: tuple[str, str]
-    evidence: Evidence
-    has_names: bool = True
-
-    @property
-    def name(self) -> str:
-        """The pair, for people."""
-        return " × ".join(self.of)
-
-    @property
-    def record(self) -> MissedPair:
-        """The pair as an episode record has it."""
-        found = self.evidence
-        return MissedPair(of=self.of, deviations=found.deviations, strength=found.strength, arms=found.arms)
-
-    @property
-    def sentence(self) -> str:
-        """What was found, and what to do.
-
-        >>> found = Evidence(deviations=9.0, strength=0.4, arms=12)
-        >>> Missed(of=("device", "hour"), evidence=found).sentence
-        'device × hour matters to 12 ads (0.40): declare the cross, crosses = [["device", "hour"]]'
-        >>> Missed(of=(AD, "age"), evidence=found).sentence
-        'users differ by age in what they like (12 ads, 0.40): the model personal learns that'
-        """
-        left, right = self.of
-        found = f"{self.evidence.arms:,} {'ad' if self.evidence.arms == 1 else 'ads'}"
-        strength = f"{self.evidence.strength:.2f}"
-        if left == AD:
-            return f"users differ by {right} in what they like ({found}, {strength}): the model personal learns that"
-        do = f'declare the cross, crosses = [["{left}", "{right}"]]' if self.has_names else "give the features names"
-        return f"{self.name} matters to {found} ({strength}): {do}"
-
-
-def evidence(misfit: Misfit | None, settings: LearningSettings, arms: int) -> tuple[Missed, ...]:
+def evidence(misfit: Misfit | None, settings: LearningSettings, arms: int) -> tuple[MissedPair, ...]:
     """Return all pairs that are tested, those with the strongest evidence first; none before the second fold."""
     if misfit is None:
         return ()
     pairs = pairs_under(settings, arms)
-    sums, found = misfit.of(arms, pairs.firsts[-1]), list[Missed]()
-    has_names = settings.features is not None and bool(settings.features.context)
+    sums, found = misfit.of(arms, pairs.firsts[-1]), list[MissedPair]()
     for names, first, end in zip(pairs.names, pairs.firsts, pairs.firsts[1:], strict=False):
         parts = sums.scores[:, first:end], sums.informations[:, first:end]
-        found.append(Missed(of=names, evidence=evidence_of(*parts, common=names[0] != AD), has_names=has_names))
-    return tuple(sorted(found, key=lambda one: -one.evidence.deviations))
+        found.append(MissedPair(of=names, **asdict(evidence_of(*parts, common=names[0] != AD))))
+    return tuple(sorted(found, key=lambda one: -one.deviations))
 
 
-def missed(tested: Sequence[Missed]) -> tuple[Missed, ...]:
+def missed(tested: Sequence[MissedPair]) -> tuple[MissedPair, ...]:
     """Return the pairs that a model misses, of those tested, the clearest first."""
-    least = max(ALARM, tested[0].evidence.deviations / 2) if tested else ALARM
-    clear = [one for one in tested[:MOST_MISSED] if one.evidence.deviations >= least]
-    return tuple(one for one in clear if one.evidence.strength >= LEAST_STRENGTH)
+    least = max(ALARM, tested[0].deviations / 2) if tested else ALARM
+    clear = [one for one in tested[:MOST_MISSED] if one.deviations >= least]
+    return tuple(one for one in clear if one.strength >= LEAST_STRENGTH)
 
 
-def missed_by(parameters: Parameters) -> tuple[Missed, ...]:
+def missed_by(parameters: Parameters) -> tuple[MissedPair, ...]:
     """Return the pairs that a version misses."""
     return missed(evidence(parameters.misfit, parameters.settings, len(parameters.arms)))
+
+
+def advice(parameters: Parameters) -> list[str]:
+    """Return what to do about each pair that a version misses, in a sentence."""
+    features = parameters.settings.features
+    has_names = features is not None and bool(features.context)  # else no cross can be declared
+    return [_sentence(pair, has_names=has_names) for pair in missed_by(parameters)]
+
+
+def _sentence(pair: MissedPair, *, has_names: bool = True) -> str:
+    """Return what was found, and what to do.
+
+    >>> _sentence(MissedPair(of=("device", "hour"), deviations=9.0, strength=0.4, arms=12))
+    'device × hour matters to 12 ads (0.40): declare the cross, crosses = [["device", "hour"]]'
+    >>> _sentence(MissedPair(of=(AD, "age"), deviations=9.0, strength=0.4, arms=12))
+    'users differ by age in what they like (12 ads, 0.40): the model personal learns that'
+    """
+    (left, right), strength = pair.of, f"{pair.strength:.2f}"
+    found = f"{pair.arms:,} {'ad' if pair.arms == 1 else 'ads'}"
+    if left == AD:
+        return f"users differ by {right} in what they like ({found}, {strength}): the model personal learns that"
+    do = f'declare the cross, crosses = [["{left}", "{right}"]]' if has_names else "give the features names"
+    return f"{left} × {right} matters to {found} ({strength}): {do}"

@@ -58,8 +58,7 @@ class Start:
             if dim is not None and dim != first.settings.dim:
                 raise InputError(f"a history of other features: its contexts have {first.settings.dim}, not {dim}")
         except InputError as error:
-            reason = str(error).removeprefix(f"{self.path}: ").removesuffix(" (--skip-bad continues)")
-            raise InputError(f"--start-from {self.path}: {reason}") from None
+            raise InputError(f"--start-from {self.path}: {str(error).removeprefix(f'{self.path}: ')}") from None
         check_columns(first.settings, len(first.arms))
         check_size(first)
         return first
@@ -135,7 +134,8 @@ def _continued(settings: LearningSettings, history: LearningSettings) -> Learnin
             raise InputError(f"a history of another model: its {name} is {theirs}, not {mine}")
     ours, theirs = (one.features.declared if one.features is not None else None for one in (settings, history))
     if ours is not None and (names := _differing(ours, theirs)):
-        raise InputError(f"a history of other features than the declared ones: {listed(names)}")
+        later = "declare those of the history; `adcascade features apply` changes them later"
+        raise InputError(f"a history of other features than the declared ones: {listed(names)}; {later}")
     return replace(settings, dim=history.dim, features=history.features, standardise=history.standardise)
 
 

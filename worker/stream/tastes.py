@@ -23,6 +23,7 @@ import numpy as np
 
 from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.personal import PersonalModel
+from worker.stream.crosses import spans_of
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 
@@ -112,13 +113,13 @@ def columns_of_object(parameters: Parameters, given: Mapping[str, Any]) -> tuple
     declared = parameters.settings.features
     if declared is None or not declared.context:
         return context_columns(parameters)
-    names, first = list(declared.context_names), 0
+    names, spans = list(declared.context_names), spans_of(declared.context)
     values = {name: f"{name}={value}" for name, value in given.items()}
     for feature in declared.context:
         if feature.kind == "hashed" and feature.name in given:
             # One of these columns has the mark, the others are 0 and not shown.
-            names[first : first + feature.width] = [values[feature.name]] * feature.width
-        first += feature.width
+            for column in spans[feature.name]:
+                names[column] = values[feature.name]
     return declared.crossing.names(names, values)
 
 

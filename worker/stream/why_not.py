@@ -16,14 +16,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import takewhile
 from math import inf
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 import numpy as np
-from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Array, Floats, Ints, sigmoid
-from worker.bandit.click_model import ClickModel, Heads
+from worker.bandit.arrays import sigmoid
 from worker.bandit.policies import Ucbbp, policy_named
 from worker.stream.catalogue import under
 from worker.stream.events import Arrival
@@ -98,8 +96,7 @@ def why_not(
         obstacle = f"{obstacle}, and the arrival excluded it" if obstacle else "the arrival excluded it"
     rest = tuple(one for one in arrival.exclude if one != arm)
     free = msgspec.structs.replace(arrival, exclude=rest)
-    shifted = _Shifted(parameters.model, index)
-    open_to_it = _with_arm(replace(parameters, model=cast(ClickModel, shifted)), index, active=True)
+    open_to_it = _with_arm(parameters, index, active=True)
 
     @cache
     def by_revenue(revenue: float) -> int:
@@ -107,7 +104,7 @@ def why_not(
 
     @cache
     def by_shift(shift: float) -> int:
-        return place(replace(open_to_it, model=cast(ClickModel, shifted.by(shift))), free)
+        return place(replace(open_to_it, model=parameters.model.shifted(index, shift)), free)
 
     context = np.array(arrival.context)
     prepared = parameters.prepared(context[None, :])
@@ -178,47 +175,3 @@ def _least(holds: Callable[[float], bool], values: Iterable[float]) -> float | N
         middle = (below + found) / 2
         below, found = (below, middle) if holds(middle) else (middle, found)
     return found
-
-
-# ── another click probability ────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Shifted:
-    """A click model in which the log-odds of one arm are shifted, for planning; it prepares its heads once."""
-
-    def __init__(self, model: ClickModel, arm: int, shift: float = 0.0) -> None:
-        self._model, self._arm, self._shift = model, arm, shift
-        self._heads: dict[tuple[int, ...], Heads] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def by(self, shift: float) -> _Shifted:
-        other = _Shifted(self._model, self._arm, shift)
-        other._heads = self._heads
-        return other
-
-    def heads(self, shown: Ints, dtype: DTypeLike) -> Heads:
-        key = tuple(shown.tolist())
-        if key not in self._heads:
-            self._heads[key] = self._model.heads(shown, dtype)
-        heads = self._heads[key]
-        return _ShiftedHeads(heads, int(np.searchsorted(shown, self._arm)), self._shift) if self._shift else heads
-
-
-class _ShiftedHeads:
-    def __init__(self, heads: Heads, column: int, shift: float) -> None:
-        self._heads, self._column, self._shift = heads, column, shift
-
-    def log_odds(self, contexts: Floats) -> Array:
-        found = self._heads.log_odds(contexts).copy()
-        found[:, self._column] += self._shift
-        return found
-
-    def probabilities(self, contexts: Floats) -> Array:
-        found = self._heads.probabilities(contexts).copy()
-        found[:, self._column] = sigmoid(self.log_odds(contexts)[:, self._column])
-        return found
-
-    def widths(self, contexts: Floats) -> Array:
-        return self._heads.widths(contexts)

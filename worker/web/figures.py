@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +20,7 @@ from worker.stream.contexts import stack_packed
 from worker.stream.episodes import answering
 from worker.stream.events import PredictedClicks
 from worker.stream.lift import in_words
-from worker.stream.misfit import missed_by, pairs_under
+from worker.stream.misfit import advice, pairs_under
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import strengths
 from worker.stream.topology import Tally
@@ -87,7 +86,7 @@ def calibration(snapshot: Snapshot) -> dict[str, Any] | None:
     pairs = pairs_under(parameters.settings, len(parameters.arms))
     sessions = zip(SESSIONS, _summed([one.sessions for one in seen]), strict=False)
     return {
-        "ratio": {name: _short(value) for name, value in asdict(ratio).items()},
+        "ratio": {name: _short(value) for name, value in ratio._asdict().items()},
         "loss": _short(known.loss),
         "bad": known.is_bad,
         "windows": len(seen),
@@ -95,7 +94,7 @@ def calibration(snapshot: Snapshot) -> dict[str, Any] | None:
         "positions": _summed([one.positions for one in seen]),
         "sessions": [{"sessions": name, **row} for name, row in sessions if row["displays"]],
         "ads": [to_builtins(one) for one in known.worst([arm.arm for arm in parameters.arms])],
-        "missed": [one.sentence for one in missed_by(parameters)],
+        "missed": advice(parameters),
         "tested": len(pairs.names),
         "left_out": pairs.left_out,
     }

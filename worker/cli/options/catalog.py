@@ -27,7 +27,7 @@ from worker.console import read_file
 from worker.errors import InputError
 from worker.stream.ad_features import Value, check_ad, check_listed, infer
 from worker.stream.decoding import Limits
-from worker.stream.features import Feature
+from worker.stream.features import REWARD, Feature
 from worker.stream.settings import Arm
 
 CATALOG = Option(
@@ -182,6 +182,9 @@ def features_of_pairs(
     for name, times in Counter(name for name, _ in pairs).items():
         if times > 1:
             raise InputError(f"--feature {name}: the feature is given twice")
+    for name in (feature.name for feature in declared or ()):
+        if name not in {REWARD, *dict(pairs)}:
+            raise InputError(f"{where} has no {name}, a declared feature of ads: give --feature {name}=VALUE")
     (features,) = _features([(where, dict(pairs))], declared, as_text=True)
     return features
 

@@ -1,4 +1,8 @@
-"""The source of recorded sessions: a log, a state folder or the topics of Kafka, read as a log."""
+"""The source of recorded sessions: a log, a state folder or the topics of Kafka, read as a log.
+
+A folder has the journal of the time that `serve --keep` gives, the last versions and their thinned history. It has no
+arrivals, clicks and decisions; the journal says what came of them.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,34 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Literal
 
 from worker.cli.options.brokers import connection
 from worker.console import progress
 from worker.embedded.state import StateView
 from worker.errors import InputError
 from worker.logs.findings import Findings
-from worker.logs.format import LogWriter
+from worker.logs.format import NO_TIMESTAMP, LogWriter
 from worker.logs.ordered import OrderedLog, about, read_log
-from worker.logs.sources import write_state
-from worker.stream.topology import Topics
+from worker.stream.topology import ONLY_PARTITION, Record, Topics
+
+
+def kind_of_source(options: argparse.Namespace) -> Literal["log", "state", "broker"]:
+    """Return the one source of the options. A folder comes before a broker that only a variable or a file names."""
+    words = [word.partition("=")[0] for word in options.arguments]
+    flags = [f"--{name}" for name in ("state", "broker") if f"--{name}" in words]
+    given = [*([options.log] if options.log is not None else []), *flags]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are several sources: give one log, --state DIR or --broker HOST:PORT")
+    if options.log is not None:
+        return "log"
+    if options.state is not None and "--broker" not in flags:
+        return "state"
+    if options.broker is None:
+        raise InputError("the source is missing: a log, --state DIR or --broker HOST:PORT")
+    return "broker"
 
 
 @contextmanager
@@ -28,38 +49,42 @@ def source(
 
     Of Kafka the topics of these `names` are read, from the time `since` on. With a `session`, only what is about it.
     """
-    flags = [f"--{name}" for name in ("state", "broker") if _is_typed(options, name)]
-    given = [*([options.log] if options.log is not None else []), *flags]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are several sources: give one log, --state DIR or --broker HOST:PORT")
-    topics = Topics(options.prefix)
+    kind, topics = kind_of_source(options), Topics(options.prefix)
     with tempfile.TemporaryDirectory(prefix="adcascade-") as folder:
         path = options.log
-        if path is None:
+        if kind != "log":
             path = Path(folder) / "log.jsonl"
             with LogWriter(path, wanted=None if session is None else about(session, topics)) as log:
-                _fetch(options, topics, names, since, log)
+                if kind == "state":
+                    with StateView(options.state) as state:
+                        write_state(state, topics, log)
+                else:
+                    _write_topics(options, topics, names, since, log)
         stage = partial(progress, unit="lines")
         with read_log(path, Findings(), topics=topics, session=session, stage=stage) as ordered:
             yield ordered
 
 
-def _is_typed(options: argparse.Namespace, name: str) -> bool:
-    return any(word.partition("=")[0] == f"--{name}" for word in options.arguments)
-
-
-def _fetch(
+def _write_topics(
     options: argparse.Namespace, topics: Topics, names: Collection[str], since: int | None, log: LogWriter
 ) -> None:
-    """Write a log of a state folder, or of the topics."""
-    if options.state is not None and not _is_typed(options, "broker"):
-        with StateView(options.state) as state:
-            write_state(state, topics, log)
-        return
-    if options.broker is None:
-        raise InputError("the source is missing: a log, --state DIR or --broker HOST:PORT")
     from worker.logs.record import Recorder, Span  # with a Kafka client, which only this source needs
 
     recorder = Recorder(connection(options), topics, names, Span(since=since))
     with progress("reading topics", None, unit="records") as bar:
         recorder.run(log, lambda: False, lambda total, written: bar.advance(written))
+
+
+def write_state(state: StateView, topics: Topics, log: LogWriter) -> None:
+    """Write a log of a state folder, also while a process writes to it: the journal first, then the versions."""
+
+    def put(topic: str, offset: int, key: bytes | None, value: bytes | None) -> None:
+        log(Record(topic, ONLY_PARTITION, offset, NO_TIMESTAMP, key, value))
+
+    for offset, value in state.journal():
+        put(topics.journal, offset, None, value)
+    offsets = count()
+    for slot in state.slots():
+        put(topics.parameters_history, next(offsets), slot.encode(), state.in_slot(slot))
+    for value in state.parameters():
+        put(topics.parameters, next(offsets), None, value)

@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 
 LearnerControl: TypeAlias = "StateFolderControl | KafkaControl"
 
+#: A deployment to read from.
+PLACE = grouped(
+    "target",
+    Option("state", "state folder of `adcascade serve` or of `adcascade demo --state`", metavar="DIR"),
+    replace(BROKER, default=None, help="bootstrap brokers of running workers, host:port[,…], without --state"),
+    PREFIX,
+)
 TARGET = (
-    *grouped(
-        "target",
-        Option("state", "state folder of `adcascade serve` or of `adcascade demo --state`", metavar="DIR"),
-        replace(BROKER, default=None, help="bootstrap brokers of running workers, host:port[,…], without --state"),
-        PREFIX,
-        seconds_option("wait", "maximum wait for the answer of the learner", 30),
-    ),
+    *PLACE,
+    *grouped("target", seconds_option("wait", "maximum wait for the answer of the learner", 30)),
     *SECURITY,
 )
 

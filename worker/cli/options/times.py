@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from worker.cli.options.parser import Option, bounded
+from worker.console import moment
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
@@ -73,15 +74,6 @@ def duration_range(text: str) -> tuple[int, int]:
     if bounds[0] > bounds[1]:
         raise ValueError(f"must go from a shorter to a longer time, not {text!r}")
     return bounds
-
-
-def moment(milliseconds: int | None) -> str:
-    """Return a time in milliseconds since the epoch, for people; a dash for 0 and None, no time.
-
-    >>> moment(60_000)
-    '1970-01-01 00:01:00'
-    """
-    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S}" if milliseconds else "–"
 
 
 def time_span(first: int | None, last: int | None) -> str:

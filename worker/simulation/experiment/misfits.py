@@ -37,7 +37,7 @@ class Misfits:
         return FoundPair(
             of=first.of,
             is_true=first.of in self._interacting,
-            deviations=first.evidence.deviations,
-            strength=first.evidence.strength,
+            deviations=first.deviations,
+            strength=first.strength,
             alarms=self._alarms,
         )
