@@ -97,6 +97,8 @@ WRONG = {
     "explain --version 0 --state state --context [0,0,0] --exclude zebra": "no such arm",
     "explain --version 0 --state state --context [0,0,0] --why-not zebra": "no such arm",
     "explain log --session user-00150 --why-not ad-11": "no such arm; did you mean ad-",
+    "replay log --relearn --output log": "log is named twice: an output needs another file",
+    "explain log --session nobody --html ./log": "log is named twice: an output needs another file",
     "explain log --session nobody": "log: session nobody is not there",
     "explain log --session x --broker b": "log and --broker are several sources",
     "explain log --session x --policy greedy": "--policy is for --context",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import keyword
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from worker import __version__
 from worker.cli.options.names import did_you_mean
 from worker.cli.options.parser import CommandSpec, build_parser, resolve
 from worker.console import check_writable
 from worker.errors import AdcascadeError, InputError
+
+#: Options that name files to read, and files to write.
+READ, WRITTEN = ("log", "file", "parameters", "catalog", "config"), ("json", "html", "output")
 
 #: Commands by name with their one-line summaries; each lives in `worker.cli.<name>` as `COMMAND` and is imported
 #: only when called, so that `--help` is quick.
@@ -69,7 +74,16 @@ def _run(arguments: list[str]) -> int:
     options = resolve(parsed, load_all=lambda: [load(name) for name in COMMANDS])
     options.arguments = tuple(arguments[1:])
     check_writable(getattr(options, "json", None))
+    read, written = (_paths(options, names) for names in (READ, WRITTEN))
+    if both := read & written:
+        raise InputError(f"{both.pop()} is named twice: an output needs another file")
     return int(parsed.command_spec.run(options) or 0)
+
+
+def _paths(options: argparse.Namespace, names: Iterable[str]) -> set[Path]:
+    """Return the paths that the options of these names have."""
+    given = (getattr(options, name, None) for name in names)
+    return {Path(path).absolute() for path in given if path not in (None, "-")}
 
 
 def load(name: str) -> CommandSpec:
