@@ -190,7 +190,7 @@ def test_features_are_named_with_their_strength_and_what_was_forgotten_is_said(s
     strong = {"context_groups.strengths": np.array([0.25, 100.0, 4.0, 4000.0]), "ad_groups.strengths": np.array([30.0])}
     model = PersonalModel.unpack({**first.model.pack(), **strong})
     file = tmp_path / "known.json"
-    file.write_bytes(encode_parameters(replace(first, model=model, folds=3, kept=0.3)))
+    file.write_bytes(encode_parameters(replace(first, model=model, folds=3, kept=0.3, changed=(ARMS[1].arm,))))
     other = tmp_path / "other"
     with StateFolder(other) as state:
         Embedded(first.settings, first.arms, partitions=1, state=state)
@@ -201,7 +201,7 @@ def test_features_are_named_with_their_strength_and_what_was_forgotten_is_said(s
         in shown
     )
     assert "features of ads that matter: size weak (0.18)" in shown
-    assert "change noticed, older sessions count 0.3" in shown
+    assert f"{ARMS[1].arm} changed and began anew; change noticed, older sessions count 0.3" in shown
     moved = say("parameters diff 0 1", state=other)
     assert "strength of features: age – → 2.00" in moved
 

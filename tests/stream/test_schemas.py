@@ -218,6 +218,7 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
         Parameters.first(
             LearningSettings(dim=3, model="additive", order=("a",), control_share=0.1), (Arm(arm="a", reward=1.0),)
         ),
+        changed=("a",),
         ties=(0.5,) * 5,
         shares=Shares(1.0, 0.25),
         kernels="numpy 2.4.6",

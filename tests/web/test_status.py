@@ -328,17 +328,18 @@ def test_an_ad_is_unanswered_if_enough_displays_have_neither_clicks_nor_passes(d
 def test_the_page_says_what_was_forgotten_and_when():
     metrics = Metrics()
     metrics.version(a_version(folds=1))
-    assert document(metrics)["parameters"]["forgetting"] == {"setting": "auto", "time": None, "kept": None}
-    changed = a_version(version=1, folds=2, kept=0.3, made_at=50_700_000)
+    assert document(metrics)["parameters"]["forgetting"] == {"setting": "auto", "time": None, "kept": None, "ads": []}
+    changed = a_version(version=1, folds=2, kept=0.3, changed=("ad-1",), made_at=50_700_000)
     metrics.version(changed)
     assert metrics.registry.get_sample_value("adcascade_kept_share") == 0.3
     metrics.version(replace(changed, version=2, made_at=50_800_000))  # an order: the last fold is the same
     metrics.version(a_version(version=3, folds=3, made_at=50_900_000))
-    assert document(metrics)["parameters"]["forgetting"] == {"setting": "auto", "time": 50_700_000, "kept": 0.3}
+    expected = {"setting": "auto", "time": 50_700_000, "kept": 0.3, "ads": ["ad-1"]}
+    assert document(metrics)["parameters"]["forgetting"] == expected
     assert metrics.registry.get_sample_value("adcascade_kept_share") == 1.0
     fixed = replace(changed, version=4, folds=4, settings=replace(changed.settings, forgetting=0.99), kept=0.99)
     metrics.version(fixed)
-    assert document(metrics)["parameters"]["forgetting"] == {"setting": 0.99, "time": None, "kept": None}
+    assert document(metrics)["parameters"]["forgetting"] == {"setting": 0.99, "time": None, "kept": None, "ads": []}
 
 
 def test_a_change_of_the_users_is_noticed_and_has_a_time(monkeypatch):
@@ -351,11 +352,11 @@ def test_a_change_of_the_users_is_noticed_and_has_a_time(monkeypatch):
     monkeypatch.setattr(traffic, "TRUTH", -traffic.TRUTH)
     traffic.deliver(runner, [one for one in sent if one.at >= half], live=True)
     traffic.finish(runner)
-    kept = {window.episode.window_end: window.episode.kept for window in metrics.snapshot().windows}
-    assert kept[half + 10_000] < 0.5
+    noticed = [one.episode for one in metrics.snapshot().windows if one.episode.kept or one.episode.changed_arms]
+    assert noticed[0].window_end == half + 10_000
     shown = document(metrics)["parameters"]["forgetting"]
     assert shown["time"] > half
-    assert shown["kept"] == [share for share in kept.values() if share is not None][-1]
+    assert (shown["kept"], shown["ads"]) == (noticed[-1].kept or 1, list(noticed[-1].changed_arms or ()))
 
 
 def test_where_all_displays_count_as_answered_there_are_no_rates():

@@ -247,6 +247,10 @@ class AdditiveModel(LinearModel):
     def choose_arms(self, arms: Sequence[int]) -> AdditiveModel:
         return replace(self, theta_arms=self.theta_arms[list(arms)], precision=self.precision.choose_arms(arms))
 
+    @property
+    def most_inherited(self) -> int:
+        return 0
+
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def head(self, arm: int) -> tuple[Floats, Floats]:

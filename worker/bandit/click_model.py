@@ -192,6 +192,10 @@ class ClickModel(Truth, Protocol):
     def choose_arms(self, arms: Sequence[int]) -> ClickModel:
         """Return the belief about these arms alone, in this order; the others are integrated out."""
 
+    @property
+    def most_inherited(self) -> int:
+        """The numbers that arms which have changed leave behind; 0 if the model does not notice them."""
+
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def head(self, arm: int) -> tuple[Floats, Floats]:
@@ -215,11 +219,19 @@ Model = TypeVar("Model", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit(Generic[Model]):
-    """A new belief, the number of Newton steps that it took, and the share of older displays that was kept."""
+    """A new belief, the number of Newton steps that it took, and what was forgotten.
+
+    `kept` is the share of older displays that was kept; the arms `changed` began anew.
+    """
 
     model: Model
     steps: int
     kept: float
+    changed: tuple[int, ...] = ()
+
+    def forgotten(self, arms: int) -> float:
+        """Return the share of what was known that was forgotten, where `arms` arms are shown."""
+        return max(1 - self.kept, min(1.0, len(self.changed) / max(1, arms)))
 
 
 class Heads(Protocol):

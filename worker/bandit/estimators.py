@@ -63,8 +63,12 @@ class ByArm:
 
     def products(self, coefficients: Floats) -> Floats:
         """Return u·m_k of each display in its own order: (K, n) → (m,)."""
+        return self.products_of_shown(coefficients[self.shown])
+
+    def products_of_shown(self, coefficients: Floats) -> Floats:
+        """Return the same with coefficients of the arms shown alone."""
         products = np.empty(len(self._order))
-        chosen = np.repeat(coefficients[self.shown], self._counts, axis=0)
+        chosen = np.repeat(coefficients, self._counts, axis=0)
         products[self._order] = np.einsum("ij,ij->i", self._sorted, chosen)
         return products
 

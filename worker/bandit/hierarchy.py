@@ -164,6 +164,11 @@ class Hierarchy:
         sums += self.inverses
         return _symmetric(sums)
 
+    @property
+    def new_covariances(self) -> Floats:
+        """W_k of arms without information, (K, n, n); one for all arms, (1, …), if they have no features."""
+        return self.reach[:, : self.size, : self.size] + np.diag(1 / self.own)
+
     @cached_property
     def own_variances(self) -> Floats:
         """The posterior variance of each coefficient of v_k, (K, n)."""
@@ -322,10 +327,18 @@ class Hierarchy:
         chosen = list(arms)
         gone = sorted(set(range(self.arms)) - set(chosen))
         left = self._of(chosen)
-        if not gone:
-            return left
-        said = self._of(gone)._said_by_arms()
-        return replace(left, inherited=said if self.inherited is None else self.inherited + said)
+        return replace(left, inherited=self._inherited_from(gone)) if gone else left
+
+    def with_new(self, arms: Ints) -> Hierarchy:
+        """Forget the own parts of arms: what their displays have said about Γ and b stays."""
+        information, crossing = self.information.copy(), self.crossing.copy()
+        information[arms], crossing[arms] = 0.0, 0.0
+        inherited = self._inherited_from(arms.tolist())
+        return replace(self, information=information, crossing=crossing, inherited=inherited, before=(self, arms))
+
+    def _inherited_from(self, arms: Sequence[int]) -> Floats:
+        said = self._of(arms)._said_by_arms()
+        return said if self.inherited is None else self.inherited + said
 
     def _of(self, arms: Sequence[int]) -> Hierarchy:
         return replace(

@@ -36,13 +36,13 @@ REMEMBERED: Final = 0.99
 AT_FIRST: Final = 4.0
 
 
-def changes_after(changes: float, kept: float) -> float:
-    """Return the number of changes noticed lately after a fold that kept a share of the older displays.
+def changes_after(changes: float, forgotten: float) -> float:
+    """Return the number of changes noticed lately after a fold that forgot a share of what was known; a third is one.
 
-    >>> changes_after(0.0, 0.1), changes_after(1.0, 1.0)
-    (1.0, 0.99)
+    >>> changes_after(0.0, 0.9), changes_after(0.0, 0.1), changes_after(1.0, 0.0)
+    (1.0, 0.30000000000000004, 0.99)
     """
-    return REMEMBERED * changes + (kept < 1)
+    return REMEMBERED * changes + min(1.0, 3 * forgotten)
 
 
 class LinearModel(ABC):
@@ -95,6 +95,10 @@ class LinearModel(ABC):
     def forget(self, keep: float) -> Self:
         """Keep the share `keep` of what displays have said."""
 
+    def without_changed(self, data: Observations, reluctance: float) -> tuple[Self, tuple[int, ...]]:
+        """Forget what was known of single arms that have changed, if the model can; return them, too."""
+        return self, ()
+
     def said(self) -> Coefficients:
         """Return what displays alone have said: A θ̂, as the mean of the prior is 0."""
         return tuple(self.precision.times(*self.coefficients))
@@ -122,15 +126,16 @@ class LinearModel(ABC):
             model, steps = estimate(self, data, estimator=estimator)
             return Fit(model=model, steps=steps, kept=1.0)
         shares = SHARES if forgetting == AUTO else (float(forgetting),)
+        reluctance = RELUCTANCE * max(1.0, changes - 1)
+        known, changed = self.without_changed(data, reluctance) if forgetting == AUTO else (self, ())
         tried: list[tuple[float, Self, int, float]] = []
         for share in shares:
-            before = self if share == 1 else self.forget(share)
+            before = known if share == 1 else known.forget(share)
             after, steps = estimate(before, data, estimator=estimator)
             # One share is not weighed against others.
             worth = evidence(before, after, data) if len(shares) > 1 else 0.0
             tried.append((worth, after, steps, share))
             if len(tried) > 1 and tried[-1][0] <= tried[-2][0]:
                 break
-        reluctance = RELUCTANCE * max(1.0, changes - 1)
         _, after, steps, share = max(tried, key=lambda one: one[0] - (reluctance if one[3] < 1 else 0.0))
-        return Fit(model=after.strengthened(), steps=steps, kept=share)
+        return Fit(model=after.strengthened(), steps=steps, kept=share, changed=changed)

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Floats, Ints, chosen, freeze_fields, frozen_array
-from worker.bandit.click_model import ClickModel, Displays, arm_features, inputs
+from worker.bandit.changes import Windows, changed_arms, with_evidence
+from worker.bandit.click_model import ClickModel, Displays, Observations, arm_features, inputs
 from worker.bandit.estimators import ByArm, Coefficients, inner
 from worker.bandit.groups import INTERCEPT_PRECISION, Groups, bounded_strengths, known_or, own_prior, shared_prior
 from worker.bandit.hierarchy import Hierarchy
@@ -32,6 +33,8 @@ from worker.bandit.personal_heads import PersonalHeads, products, triangle
 from worker.errors import InputError
 
 EVIDENCE_STEPS = 2
+#: Changes of single arms are noticed if what changed ones leave to Γ and b, in numbers, is at most as much: 3 MiB.
+MOST_INHERITED = 400_000
 AT_ONCE = 64  # contexts whose widths of chosen arms are computed at once
 
 
@@ -60,6 +63,7 @@ class PersonalModel(LinearModel):
         "shared",
         "positions",
         "own",
+        "doubts",
         "context_groups.widths",
         "context_groups.squares",
         "context_groups.strengths",
@@ -79,13 +83,15 @@ class PersonalModel(LinearModel):
     groups: Groups
     ad_groups: Groups
     precision: Hierarchy = field(repr=False)
+    #: How much speaks for a change of each arm (`changes.py`), (K,).
+    doubts: Floats
     #: A factorisation costs far more than a step with an old one.
     reuses_information: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         size, features = self.precision.size, self.precision.features
         shapes = {"shared": (size, features.shape[1]), "own": (len(features), size)}
-        freeze_fields(self, **shapes, positions=(self.precision.positions,))
+        freeze_fields(self, **shapes, positions=(self.precision.positions,), doubts=(len(features),))
 
     @classmethod
     def prior(
@@ -117,6 +123,7 @@ class PersonalModel(LinearModel):
             shared=np.zeros(precision.prior.shape),
             positions=np.zeros(horizon - 1),
             own=np.zeros((arms, dim + 1)),
+            doubts=np.zeros(arms),
             groups=groups,
             ad_groups=ad_groups,
             precision=precision,
@@ -158,6 +165,7 @@ class PersonalModel(LinearModel):
             shared=arrays["shared"],
             positions=positions,
             own=own,
+            doubts=arrays["doubts"],
             groups=groups,
             ad_groups=ad_groups,
             precision=precision,
@@ -172,6 +180,7 @@ class PersonalModel(LinearModel):
             self.shared,
             self.positions,
             self.own,
+            self.doubts,
             self.groups.widths.astype(np.float64),
             self.groups.squares,
             self.strengths,
@@ -193,6 +202,12 @@ class PersonalModel(LinearModel):
     @property
     def arms(self) -> int:
         return len(self.own)
+
+    @property
+    def most_inherited(self) -> int:
+        count = self.precision.prior.size + self.precision.positions
+        numbers = count * (count + 1) // 2
+        return numbers if numbers <= MOST_INHERITED else 0
 
     @property
     def strengths(self) -> Floats:
@@ -307,13 +322,31 @@ class PersonalModel(LinearModel):
 
     def forget(self, keep: float) -> PersonalModel:
         faded = self.precision.faded(keep)
-        return self.updated(faded.solve(*[keep * part for part in self.said()]), faded)
+        model = self.updated(faded.solve(*[keep * part for part in self.said()]), faded)
+        return replace(model, doubts=np.zeros(self.arms))
+
+    def without_changed(self, data: Observations, reluctance: float) -> tuple[PersonalModel, tuple[int, ...]]:
+        if not self.most_inherited:
+            return self, ()
+        seen, precision = self.by_arm(data), self.precision
+        shown, window = seen.shown, Windows(seen, data.clicked, self.position_effects[seen.positions])
+        centres, covariances = precision.coefficients(self.shared, np.zeros(self.own.shape)), precision.new_covariances
+        as_new = window.evidence(centres[shown], covariances[shown] if len(covariances) > 1 else covariances)
+        as_known = window.evidence(self.heads_of_arms[shown], precision.covariances[shown])
+        doubts = with_evidence(self.doubts, shown, as_new - as_known)
+        changed = changed_arms(doubts, reluctance)
+        if not len(changed):
+            return replace(self, doubts=doubts), ()
+        own = self.own.copy()
+        doubts[changed], own[changed] = 0.0, 0.0
+        return replace(self, doubts=doubts, own=own, precision=precision.with_new(changed)), tuple(changed.tolist())
 
     def with_arms(self, count: int, *, features: Floats | None = None) -> PersonalModel:
         added = arm_features(count, features)
         described = np.concatenate([self.precision.features, added])
         own = np.concatenate([self.own, np.zeros((count, self.precision.size))])
-        return replace(self, own=own, precision=self.precision.with_features(described))
+        doubts = np.append(self.doubts, np.zeros(count))
+        return replace(self, own=own, doubts=doubts, precision=self.precision.with_features(described))
 
     def with_features(self, features: Floats) -> PersonalModel:
         described = arm_features(self.arms, features)
@@ -371,7 +404,9 @@ class PersonalModel(LinearModel):
         return replace(self, own=own)
 
     def choose_arms(self, arms: Sequence[int]) -> PersonalModel:
-        return replace(self, own=self.own[list(arms)], precision=self.precision.choose_arms(arms))
+        chosen = list(arms)
+        precision = self.precision.choose_arms(arms)
+        return replace(self, own=self.own[chosen], doubts=self.doubts[chosen], precision=precision)
 
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -25,7 +25,7 @@ TOP = 15  # rows of a table; --json has all
 #: What is shown of a version as it is.
 FACTS = (
     *("version", "sha256", "parent_sha256", "effective_at", "made_at", "window_end", "frozen"),
-    *("folds", "clock", "kept", "observations", "explore_budget", "expected_sessions"),
+    *("folds", "clock", "kept", "changed", "observations", "explore_budget", "expected_sessions"),
 )
 
 ARMS = {
@@ -156,9 +156,9 @@ def _forgetting(details: dict[str, Any]) -> str:
     setting, kept = details["settings"]["forgetting"], details["kept"]
     if setting != AUTO:
         return f"{setting:g} per window"
-    return f"{setting}: " + (
-        "the last fold kept all" if kept == 1 else f"change noticed, older sessions count {kept:g}"
-    )
+    noticed = [f"{', '.join(details['changed'])} changed and began anew"] if details["changed"] else []
+    noticed += [f"change noticed, older sessions count {kept:g}"] if kept < 1 else []
+    return f"{setting}: " + ("; ".join(noticed) or "the last fold kept all")
 
 
 def _shares(details: dict[str, Any]) -> str:

@@ -108,8 +108,9 @@ class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
     `contexts` are packed contexts of recent users, of the same length. `forgotten` is the time of the last version that
-    forgot something, and the share of older sessions that it kept. `numbers` holds the metrics without labels by name,
-    without the prefix `adcascade_`. `predicted` are predicted and observed clicks of closed windows, by sessions.
+    forgot something, the share of older sessions that it kept, and the ads that began anew. `numbers` holds the metrics
+    without labels by name, without the prefix `adcascade_`. `predicted` are predicted and observed clicks of closed
+    windows, by sessions.
     """
 
     now: Mark
@@ -117,7 +118,7 @@ class Snapshot:
     windows: Sequence[Window]
     contexts: Sequence[bytes]
     parameters: Parameters | None
-    forgotten: tuple[int, float] | None
+    forgotten: tuple[int, float, tuple[str, ...]] | None
     numbers: Mapping[str, float]
     predicted: Mapping[str, Mapping[str, float]]
     imbalance: Mapping[str, float]

@@ -86,7 +86,8 @@ class Metrics:
         self._windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
         self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
         self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share allowed to explore
-        self._forgotten: tuple[int, float] | None = None  # when older sessions last lost weight, and what is left
+        #: When something was last forgotten, the share of older sessions that is left, and the ads that began anew.
+        self._forgotten: tuple[int, float, tuple[str, ...]] | None = None
         self._contexts: deque[bytes] = deque(maxlen=MOST_CONTEXTS)
         self._predicted = {name: dict.fromkeys(SESSIONS, 0.0) for name in PREDICTED}
 
@@ -153,8 +154,9 @@ class Metrics:
             known = self._parameters
             if known is None or parameters.version > known.version:
                 self._shares.append((parameters.effective_at, exploration_share(parameters)))
-                if parameters.kept < 1 and (known is None or parameters.folds > known.folds):
-                    self._forgotten = (parameters.made_at, parameters.kept)
+                changed = parameters.kept < 1 or parameters.changed
+                if changed and (known is None or parameters.folds > known.folds):
+                    self._forgotten = (parameters.made_at, parameters.kept, parameters.changed)
             self._parameters = parameters
             self._horizon = max(self._horizon, parameters.settings.horizon)
             self._numbers |= {

@@ -306,6 +306,7 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         folds=target.folds,
         clock=joined(target.clock, share, current.settings.horizon_episodes),
         kept=target.kept,
+        changed=target.changed,
         changes=target.changes,
         observations=target.observations,
         expected_sessions=target.expected_sessions,

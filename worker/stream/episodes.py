@@ -175,6 +175,7 @@ def episode_of(
         lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
         unanswered_arms=answered.unanswered or None if answered else None,
         kept=current.kept if steps is not None and current.kept < 1 else None,
+        changed_arms=(current.changed or None) if steps is not None else None,
         lift=None if lift is None else lift.figures,
         guarded=current.guarded,
         calibration=calibration,

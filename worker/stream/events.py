@@ -504,6 +504,10 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
             "because users or ads have changed, or by the setting forgetting. Missing: all of it was kept."
         ),
     ] = None
+    changed_arms: Annotated[
+        tuple[Identifier, ...] | None,
+        described("Arms that have changed: the fold of this window forgot what was known of each. Missing: none."),
+    ] = None
     lift: Annotated[LiftFigures | None, described("Comparison with the control group; missing: there is none.")] = None
     guarded: Annotated[bool, described("Whether exploration is stopped, because of a certain loss. Missing: no.")] = (
         False

@@ -37,7 +37,7 @@ from threadpoolctl import ThreadpoolController
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats, spread
 from worker.bandit.bonuses import bonus_named, explore_budget, restarted
-from worker.bandit.click_model import Observations
+from worker.bandit.click_model import ClickModel, Fit, Observations
 from worker.bandit.learning import AUTO, changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
@@ -92,14 +92,16 @@ def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None =
             fit = parent.model.fold(
                 data, estimator=settings.estimator, forgetting=settings.forgetting, changes=parent.changes
             )
-            clock = restarted(parent.clock + 1, 1 - fit.kept, settings.horizon_episodes)
+            forgotten = fit.forgotten(sum(arm.active for arm in parent.arms))
+            clock = restarted(parent.clock + 1, forgotten, settings.horizon_episodes)
             folded = replace(
                 parent,
                 model=rounded(fit.model, intercept=settings.intercept),
                 folds=parent.folds + 1,
                 clock=clock,
                 kept=fit.kept,
-                changes=changes_after(parent.changes, fit.kept),
+                changed=tuple(parent.arms[index].arm for index in fit.changed),
+                changes=changes_after(parent.changes, forgotten),
                 observations=parent.observations + len(data),
                 expected_sessions=window.sessions,
                 explore_budget=explore_budget(window.sessions, clock + 1, settings.horizon_episodes),
@@ -110,7 +112,7 @@ def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None =
                     at_most=settings.learn_at_most,
                 ),
             )
-            folded = replace(folded, radius=_radius(folded, data), **_compared(parent, predicted, fit.kept))
+            folded = replace(folded, radius=_radius(folded, data), **_compared(parent, predicted, fit))
             return with_thresholds(folded, window.plans, window.weights, window.sessions), fit.steps
     except MemoryError:
         raise
@@ -134,13 +136,13 @@ def predicted_by(parent: Parameters, window: ClosedWindow) -> Predicted | None:
         return None
 
 
-def _compared(parent: Parameters, predicted: Predicted | None, kept: float) -> dict[str, Any]:
-    """Return the sums of how well the parent predicted, with the window; `kept` is what its fold keeps."""
+def _compared(parent: Parameters, predicted: Predicted | None, fit: Fit[ClickModel]) -> dict[str, Any]:
+    """Return the sums of how well the parent predicted, with the window of a fold."""
     if predicted is None:
         return {}
     arms = len(parent.arms)
-    sums = {"calibration": parent.calibration.plus(predicted, arms=arms, kept=kept)}
-    if parent.settings.forgetting == AUTO and kept < 1:  # what has changed is no misfit
+    sums = {"calibration": parent.calibration.plus(predicted, arms=arms, kept=fit.kept)}
+    if parent.settings.forgetting == AUTO and (fit.kept < 1 or fit.changed):  # what has changed is no misfit
         return sums
     return sums | {"misfit": misfit_after(parent.misfit, parent.settings, predicted.data, predicted.chances, arms=arms)}
 

@@ -70,7 +70,8 @@ class Parameters:
     control group in them. `guarded` versions do not explore. `popular` are the arms by falling revenue per display.
     `calibration` and `misfit` are sums of how well clicks were predicted, and of what the model may miss.
     `clock` is t of the exploration schedule: the number of folds, less where new ads or a change set it back. `kept` is
-    the share of older displays that the last fold kept, `changes` the number of changes noticed lately.
+    the share of older displays that the last fold kept, `changed` the arms that began anew in it, as
+    they have changed, and `changes` the number of changes of all arms noticed lately.
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
     `former` are the features before the last change, and `former_until` is the time up to which the watermark must have
@@ -102,6 +103,7 @@ class Parameters:
     folds: int = 0
     clock: float = 0.0
     kept: float = 1.0
+    changed: tuple[str, ...] = ()
     changes: float = AT_FIRST
     observations: int = 0
     expected_sessions: int = 0

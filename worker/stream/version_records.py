@@ -290,6 +290,10 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
             "computed for."
         ),
     ] = ""
+    changed: Annotated[
+        tuple[Identifier, ...],
+        described("Arms that have changed: the last fold forgot what was known of each. Missing: none."),
+    ] = ()
     started_from: StartRecord | None = None
     imported: Annotated[bool, described("Whether the sessions were those of another system (adcascade import).")] = (
         False
@@ -318,6 +322,9 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         described("personal: shared part Γ, shape (d+1, m), m = 1 + columns of the features of ads."),
     ] = UNSET
     own: Annotated[Array | UnsetType, described("personal: own part v_k of each arm, shape (K, d+1).")] = UNSET
+    doubts: Annotated[
+        Array | UnsetType, described("personal: how much speaks for a change of each arm, in nats, shape (K).")
+    ] = UNSET
     positions: Annotated[
         Array | UnsetType, described("personal: effect b_h of each position after the first, shape (H−1).")
     ] = UNSET
@@ -333,7 +340,7 @@ PLAIN: Final = (
     *("thresholds", "radius"),
 )
 #: Fields of the same name that a record has only if they are set, and such settings.
-IF_SET: Final = ("ties", "kernels", "started_from", "imported", "guarded", "popular")
+IF_SET: Final = ("changed", "ties", "kernels", "started_from", "imported", "guarded", "popular")
 _CONTROL: Final = ("control_share", "control", "max_loss", "guardrail_sessions")
 _OPTIONAL: Final = ("features", "learn_at_most", "order", *_CONTROL)
 COUNTS: Final = ("displayed", "answered")

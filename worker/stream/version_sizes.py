@@ -59,7 +59,10 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
         sizes += [settings.dim] * len(SCALES)
         sizes += [(LEAST_SESSIONS - 1) * settings.dim, *[(LEAST_SESSIONS - 1) * settings.horizon] * 4]  # pending
     numbers = [8 * size for size in sizes]
-    numbers += [bytes_per_number(name) * array.size for name, array in model.pack().items()]
+    counts = {name: array.size for name, array in model.pack().items()}
+    if model.most_inherited:
+        counts["precision.inherited"] = model.most_inherited
+    numbers += [bytes_per_number(name) * size for name, size in counts.items()]
     arrays = sum(_PER_ARRAY + 4 * (size // 3 + 1) for size in numbers)
     return RESERVE + ids + accounts_size(len(arms)) + _PER_ARM * len(arms) + features + declared + arrays
 

@@ -147,12 +147,13 @@ def strongest_features(parameters: Parameters) -> list[dict[str, Any]]:
 
 
 def forgetting(snapshot: Snapshot) -> dict[str, Any] | None:
-    """Return the setting, and when older sessions last lost weight under "auto" and what they count since."""
+    """Return the setting, and under "auto" when a change was last noticed, in which ads, and what is kept."""
     if snapshot.parameters is None:
         return None
     setting = snapshot.parameters.settings.forgetting
-    time, kept = snapshot.forgotten if snapshot.forgotten and isinstance(setting, str) else (None, None)
-    return {"setting": setting, "time": time, "kept": _short(kept)}
+    noticed = snapshot.forgotten if isinstance(setting, str) else None
+    time, kept, ads = noticed or (None, None, ())
+    return {"setting": setting, "time": time, "kept": _short(kept), "ads": list(ads)}
 
 
 def lift(parameters: Parameters | None) -> dict[str, Any] | None:

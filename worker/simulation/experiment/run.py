@@ -247,20 +247,20 @@ class _Experiment:
             clicked=clicks.astype(np.float64),
         )
         self._observed += len(seen)
-        settings, kept, before = self.settings, 1.0, self.belief
+        settings, kept, forgotten, before = self.settings, 1.0, 0.0, self.belief
         try:
             fit = self.belief.fold(
                 seen, estimator=settings.estimator, forgetting=settings.forgetting, changes=self._changes
             )
-            self.belief, kept = fit.model, fit.kept
+            self.belief, kept, forgotten = fit.model, fit.kept, fit.forgotten(len(self.world.rewards))
         except EstimationError:  # as on the stream, the old estimate stays
             self.rejected += 1
-        if self._misfits is not None and folded_before and kept == 1:
+        if self._misfits is not None and folded_before and not forgotten:
             self._misfits.add(before, seen)
-        self._changes = changes_after(self._changes, kept)
-        if kept < 1:
-            self.forgotten.append((t, kept))
-            self._clock = restarted(self._clock, 1 - kept, settings.episodes)
+        self._changes = changes_after(self._changes, forgotten)
+        if forgotten:
+            self.forgotten.append((t, 1 - forgotten))
+            self._clock = restarted(self._clock, forgotten, settings.episodes)
         self.answers = self.answers.faded(kept).plus(
             positions=positions[~clicks],
             arms=arms[~clicks],

@@ -174,7 +174,7 @@ class Run(ExperimentTask):
         slates, revenue, and the share of answered displays that served learning
     displays, clicks : answered displays and clicks of the run
     new_displays : displays of each new arm in its first episode
-    forgotten : for each episode in which something was, its number and the share of older displays that was kept
+    forgotten : for each episode in which something was, its number and the share of what was known that was kept
     learned : sessions that were learned from
     theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
         the truth has none, or of other columns. Arms that no good policy shows keep a large error

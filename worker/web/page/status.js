@@ -283,7 +283,10 @@ function change(forgetting) {
   if (!forgetting) return "–";
   if (forgetting.setting === 1) return "nothing is forgotten";
   if (forgetting.setting !== "auto") return `every window keeps ${percent(forgetting.setting)}`;
-  return forgetting.time ? `noticed at ${clocks([forgetting.time])[0]}: older sessions now count ${short(forgetting.kept)}` : "none noticed";
+  if (!forgetting.time) return "none noticed";
+  const anew = forgetting.ads.length ? [`${forgetting.ads.join(", ")} began anew`] : [];
+  const faded = forgetting.kept < 1 ? [`older sessions now count ${short(forgetting.kept)}`] : [];
+  return `noticed at ${clocks([forgetting.time])[0]}: ${[...anew, ...faded].join("; ")}`;
 }
 
 /** Values that a category does not list: "120: watch 80, tv 31". Rare ones are not named. */
