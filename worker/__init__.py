@@ -2,7 +2,7 @@
 
 from worker import kernels
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 kernels.pin()
 kernels.hold()
