@@ -53,6 +53,10 @@ class ConstantRate:
         return dict(zip(self.fields, (self.clicks, self.passes, np.array(float(self.dim))), strict=True))
 
     @property
+    def most_inherited(self) -> int:
+        return 0
+
+    @property
     def position_effects(self) -> Floats:
         return np.zeros(1)
 

@@ -482,7 +482,7 @@ class Training:
         self.silent: set[tuple[int, str]] = set()  # trained on as not clicked, because no answer came
         self.slates: set[tuple[int, tuple[str, ...]]] = set()
 
-    def __call__(self, parent: Parameters, window: ClosedWindow) -> tuple[Parameters, int]:
+    def __call__(self, parent: Parameters, window: ClosedWindow, predicted: object = None) -> tuple[Parameters, int]:
         sessions = [int(np.frombuffer(plan.context)[0]) for plan in window.plans]
         displays = [
             (sessions[row], arm, c) for row, arm, c in zip(window.rows, window.arms, window.clicked, strict=True)

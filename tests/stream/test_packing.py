@@ -112,8 +112,8 @@ def test_information_of_collinear_columns_stays_positive_definite_for_a_hundred_
 
 
 def test_an_import_is_refused_if_what_left_out_ads_have_said_makes_the_version_too_large(monkeypatch):
-    declared = Features.of_table({"context": {"age": "number", "city": {"hashed": 8}}, "ads": {"brand": ["x", "y"]}})
-    settings = LearningSettings(dim=9, features=declared, standardise=False)
+    declared = Features.of_table({"context": {"age": "number", "city": {"hashed": 400}}, "ads": {"brand": ["x", "y"]}})
+    settings = LearningSettings(dim=401, features=declared, standardise=False, window=3_600_000)
     ads = tuple(Arm(arm=name, reward=1.0, features=(("brand", "x"),)) for name in "abc")
     learner, given = Learner(settings, ads[:2]), Parameters.first(settings, ads)
     first = learner.current
@@ -123,7 +123,7 @@ def test_an_import_is_refused_if_what_left_out_ads_have_said_makes_the_version_t
         patch.setattr(version_sizes.too_large, "__defaults__", (room,))
         (refusal,) = learner.handle([(0, order)]).refusals
     assert refusal.reason.endswith(
-        "of 9 columns of contexts and 2 of ads, 'city' has the most, 8: hash it into fewer, or leave it out"
+        "of 401 columns of contexts and 2 of ads, 'city' has the most, 400: hash it into fewer, or leave it out"
     )
     assert learner.handle([(1, order)]).versions
 

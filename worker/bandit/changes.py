@@ -29,8 +29,8 @@ MOST_HALVINGS: Final = 40
 def with_evidence(doubts: Floats, shown: Ints, evidence: Floats) -> Floats:
     """Return doubts (K,) after a window, with the evidence of each arm shown for being new against being as known.
 
-    >>> with_evidence(np.array([0.0, 5.0, 5.0]), np.array([0, 1]), np.array([-5.0, 2.0])).round(3)
-    array([0.007, 7.001, 5.   ])
+    >>> with_evidence(np.array([0.0, 5.0, 5.0]), np.array([0, 1]), np.array([-5.0, 2.0])).round(3).tolist()
+    [0.007, 7.001, 5.0]
     """
     after = doubts.copy()
     after[shown] = np.logaddexp(0, doubts[shown] + evidence)

@@ -48,6 +48,7 @@ class VersionHead(Struct, frozen=True, kw_only=True):
     arms: tuple[ArmRecord, ...]
     made_at: int
     kept: float
+    changed: tuple[str, ...] = ()
 
 
 _decode_head: Final = msgspec.json.Decoder(VersionHead).decode

@@ -189,8 +189,12 @@ def _events(log: OrderedLog, period: Period) -> Iterator[Document]:
             "features": "other features of users or ads were declared",
         }.get(cause.action or cause.kind)
         is_fold = cause.kind in ("", "progress") and recorded.settings.forgetting == AUTO
-        if is_fold and (kept := log.versions.head(number).kept) < 1:
-            words = f"users or ads changed: what was learned before counts {kept:.0%} since then"
+        if is_fold:
+            head = log.versions.head(number)
+            if head.kept < 1:
+                words = f"users or ads changed: what was learned before counts {head.kept:.0%} since then"
+            elif head.changed:
+                words = f"users' taste for these ads changed, they are learned anew: {listed(head.changed, MOST_NAMED)}"
         if words:
             yield {"at": recorded.effective_at, "text": words}
 
