@@ -222,7 +222,7 @@ def test_metrics_are_served_until_a_signal_to_all_processes_ends_the_run_with_co
 
 def test_the_process_beside_ends_when_the_demo_is_killed():
     with process("--episodes", "4000", "--users", "5") as running:
-        wait_for(running, "metrics: ")
+        wait_for(running, "status page: ")
         child = child_of(running)
         running.kill()
         _, err = running.communicate(timeout=300)
