@@ -17,7 +17,7 @@ from worker.errors import InputError
 from worker.evaluate.calibration import ModelCheck
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.intervals import Interval
+from worker.evaluate.intervals import ConfidenceInterval
 from worker.evaluate.targets import Change
 from worker.stream.features import listed
 from worker.stream.topology import Topics
@@ -191,7 +191,9 @@ def _title(evaluation: Evaluation) -> str:
     )
 
 
-def _row(name: str, revenue: Interval, difference: Interval | None, sessions: int, basis: str) -> list[str]:
+def _row(
+    name: str, revenue: ConfidenceInterval, difference: ConfidenceInterval | None, sessions: int, basis: str
+) -> list[str]:
     gained = ""
     if difference is not None:
         gained = f"{difference.estimate:+z.4f} ({difference.low:+z.4f} … {difference.high:+z.4f})"

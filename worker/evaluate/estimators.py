@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats
-from worker.evaluate.intervals import Interval, interval
+from worker.evaluate.intervals import ConfidenceInterval, interval
 from worker.evaluate.model import CrossFit, ModelError, baseline, model_error, slate_values
 from worker.evaluate.sessions import Sessions
 from worker.evaluate.support import Support, Unsupported, check_beyond, support
@@ -43,8 +43,8 @@ class Estimate:
 
     method: str
     sessions: int = 0
-    revenue: Interval | None = None
-    difference: Interval | None = None
+    revenue: ConfidenceInterval | None = None
+    difference: ConfidenceInterval | None = None
     matching: int | None = None
     effective: tuple[float, ...] = ()
     clicks: float | None = None
@@ -71,7 +71,7 @@ class Value:
         """Return the difference to the value of the same sessions; pairing cancels their common variance."""
         return Value(self.value - other.value, self.influence - other.influence, self.error)
 
-    def interval(self, confidence: float, beyond: float = 0.0) -> Interval:
+    def interval(self, confidence: float, beyond: float = 0.0) -> ConfidenceInterval:
         """Return the interval, with the error of the model.
 
         Sessions that were used to fit the model have two influences, which are added up. The variance from all other

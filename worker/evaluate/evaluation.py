@@ -25,7 +25,7 @@ from worker.bandit.policies import policy_named
 from worker.errors import FailedError, InputError
 from worker.evaluate.calibration import ModelCheck, check_model
 from worker.evaluate.estimators import METHODS, Estimate, MatchingReplay, OffPolicyEstimator
-from worker.evaluate.intervals import Interval, interval
+from worker.evaluate.intervals import ConfidenceInterval, interval
 from worker.evaluate.logged import CONTRADICTS, LoggedSessions
 from worker.evaluate.model import CrossFit, cross_fit
 from worker.evaluate.planning import Assembled, assemble
@@ -46,7 +46,7 @@ class Served:
 
     sessions: int
     clicks: int
-    revenue: Interval
+    revenue: ConfidenceInterval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from worker.bandit.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class ConfidenceInterval:
     """An estimate, its standard error, and its confidence interval."""
 
     estimate: float
@@ -22,7 +22,7 @@ class Interval:
 
 def interval(
     estimate: float, influence: Floats, *, confidence: float, extra: float = 0.0, beyond: float = 0.0
-) -> Interval:
+) -> ConfidenceInterval:
     """Return the interval of an estimate that changes by influence_i / n if session i is drawn anew.
 
     The unit is the session: displays within a session depend on each other, sessions do not (given the versions that
@@ -58,11 +58,11 @@ def interval(
         freedom = 2 * count / max(float((scaled**4).mean()) / spread**2 - 1, 1e-9)
     error = float(np.sqrt(variance))
     if error == 0:
-        return Interval(estimate=estimate, error=0.0, low=estimate, high=estimate + beyond)
+        return ConfidenceInterval(estimate=estimate, error=0.0, low=estimate, high=estimate + beyond)
     if size > 0:
         skewness = float((scaled**3).mean()) * (size / error) ** 3 / count**2
     quantile = student_quantile(0.5 + confidence / 2, freedom)
-    return Interval(
+    return ConfidenceInterval(
         estimate=estimate,
         error=error,
         low=estimate - error * _untransformed(quantile, skewness),
