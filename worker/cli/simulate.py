@@ -15,7 +15,7 @@ from worker.console import check_writable, note, progress, table, write_file, wr
 from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PIXELS, PRICES
 from worker.simulation.experiment.run import cores, run_all
 from worker.simulation.experiment.settings import AFTER_NEW, ExperimentSettings, Run, last_episodes
-from worker.simulation.plots import check_plot, check_structure, plot_regret, plot_structure
+from worker.simulation.plots import check_plot, plot_regret
 from worker.simulation.reporting import flag
 from worker.stream.settings import ANSWERS
 
@@ -110,17 +110,19 @@ OPTIONS = (
     count("jobs", "number of processes (default: all processors)"),
     JSON,
     Option("plot", "plot of the regret over time and users: .png, .svg or .pdf", metavar="FILE"),
-    Option("plot-structure", "plot of Q over arms and steps: .png, .svg or .pdf", metavar="FILE"),
 )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Make all runs; print a table, write JSON and plots."""
+    """Make all runs; print a table, write JSON and a plot."""
     settings = _settings(options)
-    _check_files(options, settings)
+    check_writable(options.json, options.plot)
+    if options.plot is not None:
+        check_plot(options.plot)
     runs = _make(settings, options.jobs or cores())
     runs.sort(key=lambda r: (settings.policy.index(r.policy), settings.users.index(r.users), r.seed))
-    _draw(options, settings, runs)
+    if options.plot is not None:
+        _plot(options.plot, settings, runs)
     record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}}
     write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs, settings.join)}")
 
@@ -133,16 +135,6 @@ def _settings(options: argparse.Namespace) -> ExperimentSettings:
     return filled(ExperimentSettings, options, **sizes)
 
 
-def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:
-    """Refuse, before any work, files that could not be written."""
-    check_writable(options.json, options.plot, options.plot_structure)
-    for path in (options.plot, options.plot_structure):
-        if path is not None:
-            check_plot(path)
-    if options.plot_structure is not None:
-        check_structure(settings)
-
-
 def _make(settings: ExperimentSettings, jobs: int) -> list[Run]:
     runs, tasks = [], settings.tasks()
     with progress("simulating", len(tasks)) as bar:
@@ -153,15 +145,11 @@ def _make(settings: ExperimentSettings, jobs: int) -> list[Run]:
     return runs
 
 
-def _draw(options: argparse.Namespace, settings: ExperimentSettings, runs: Sequence[Run]) -> None:
-    if options.plot is not None:
-        write_file(options.plot, plot_regret(runs, settings, options.plot))
-        note(f"wrote {options.plot}")
-        if len(options.users) == 1:
-            note("give --users several times to plot the regret over users too")
-    if options.plot_structure is not None:
-        write_file(options.plot_structure, plot_structure(settings, options.plot_structure))
-        note(f"wrote {options.plot_structure}")
+def _plot(path: str, settings: ExperimentSettings, runs: Sequence[Run]) -> None:
+    write_file(path, plot_regret(runs, settings, path))
+    note(f"wrote {path}")
+    if len(settings.users) == 1:
+        note("give --users several times to plot the regret over users too")
 
 
 def _title(settings: ExperimentSettings) -> str:
@@ -234,7 +222,6 @@ COMMAND = CommandSpec(
         "adcascade simulate --environment skewed --model personal",
         "adcascade simulate --environment tastes --model personal --users 50000 --episodes 20 --learn-at-most 5000",
         "adcascade simulate --policy ucbbp --no-intercept --estimator paper --bonus paper --beta theory --json -",
-        "adcascade simulate --plot-structure structure.svg --seeds 1",
     ),
     options=OPTIONS,
     run=run,

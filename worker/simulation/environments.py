@@ -28,10 +28,8 @@ from worker.errors import FailedError, InputError
 from worker.simulation.world import Environment
 from worker.stream.features import Features
 
-#: Environments in which every user prefers the same arms.
-WITHOUT_TASTES = ("opposite", "uniform", "rare")
 #: Environments of the demo and of traffic as well; the others are for `adcascade simulate` alone.
-LASTING = (*WITHOUT_TASTES, "tastes", "leaving", "digits")
+LASTING = ("opposite", "uniform", "rare", "tastes", "leaving", "digits")
 #: Environments where users leave.
 LEAVING = ("leaving", "silent")
 #: What may change at half time in the environment drift.

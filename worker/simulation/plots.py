@@ -1,4 +1,4 @@
-"""Plots of an experiment: regret over time and users, and the structure of the best slates.
+"""The plot of an experiment, regret over time and users, and the style of all plots.
 
 matplotlib is imported only for a plot, and needs no display (Agg). The colours are those of Okabe and Ito, which are
 distinct for every kind of colour vision; each policy has the same colour in every plot.
@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from worker.bandit.arrays import Floats, sigmoid
-from worker.bandit.planning import optimal_values
+from worker.bandit.arrays import Floats
 from worker.errors import FailedError, InputError
-from worker.simulation.environments import WITHOUT_TASTES, make_environment
 from worker.simulation.experiment.settings import ExperimentSettings, Run
-from worker.simulation.world import Chance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +37,6 @@ LOOKS = {
     "fixed": ("#56B4E9", (0, (1, 1)), "fixed order"),
 }
 
-BEST = "#D55E00"
 HEAD, MARGIN = 0.75, 0.12  # inches
 
 STYLE: Any = {  # Any: matplotlib has a type for each key
@@ -68,17 +63,6 @@ STYLE: Any = {  # Any: matplotlib has a type for each key
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
-
-
-def check_structure(settings: ExperimentSettings) -> None:
-    """Refuse settings whose structure cannot be drawn."""
-    if not settings.repeats:
-        raise InputError("--plot-structure draws plans with repeats; leave out --no-repeats")
-    if settings.environment not in WITHOUT_TASTES or settings.stay < 1:
-        worlds = f"one of {', '.join(WITHOUT_TASTES)}"
-        raise InputError(f"--plot-structure needs a world where all users prefer the same arms and stay: {worlds}")
-    if min(settings.arms, settings.horizon) < 2:
-        raise InputError("--plot-structure needs at least two arms and two displays")
 
 
 def check_plot(path: str) -> None:
@@ -155,100 +139,6 @@ def _band(axes: Axes, x: Any, curves: Floats, policy: str, **more: Any) -> None:
     low, high = np.quantile(curves, (0.1, 0.9), axis=0)
     axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
     axes.plot(x, curves.mean(axis=0), color=colour, linestyle=line, linewidth=1.8, label=label, **more)
-
-
-# ── the structure ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def plot_structure(settings: ExperimentSettings, path: str) -> bytes:
-    """Draw Q_h(k) of the true model over arms, by rising revenue, and steps, with the best arm of each step."""
-    generator = Chance.of(settings.seed).environment
-    world = make_environment(settings.environment, dim=settings.dim, arms=settings.arms, generator=generator)
-    order = np.argsort(world.rewards, kind="stable")
-    chances = sigmoid(world.truth.biases[order])
-    surface = q_surface(chances, world.rewards[order], settings.horizon)
-    with drawing(11, 6.2) as figure:
-        grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
-        _draw_surface(figure.add_subplot(grid[:, 0], projection="3d"), surface)
-        _draw_slices(figure.add_subplot(grid[0, 1]), surface, frontier_of(chances))
-        _draw_path(figure.add_subplot(grid[1, 1]), surface)
-        _head(
-            figure,
-            "High-paying, unlikely ads first, likely ones last",
-            f"Q of the true model, “{settings.environment}” environment, seed {settings.seed}, at context x = 0 · "
-            f"d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}",
-        )
-        return rendered(figure, path)
-
-
-def q_surface(chances: Floats, rewards: Floats, horizon: int) -> Floats:
-    """Return Q_h(k) = f_k e_k + (1 − f_k) V_{h+1}: (K,), (K,) → (H, K).
-
-    >>> q_surface(np.array([0.5, 0.25]), np.array([1.0, 3.0]), 2)
-    array([[0.875 , 1.3125],
-           [0.5   , 0.75  ]])
-    """
-    ahead = np.append(optimal_values(chances[None], rewards, horizon)[0, 1:], 0.0)[:, None]
-    return np.asarray(ahead + chances * (rewards - ahead))
-
-
-def frontier_of(chances: Floats) -> NDArray[np.bool_]:
-    """Mark the arms, by rising revenue, that are likelier than every higher-paying arm: only they can be best.
-
-    >>> frontier_of(np.array([0.1, 0.3, 0.2]))
-    array([False,  True,  True])
-    """
-    best_above = np.maximum.accumulate(chances[::-1])[::-1]
-    return np.asarray(chances > np.append(best_above[1:], -np.inf))
-
-
-def _draw_surface(axes: Any, surface: Floats) -> None:
-    horizon, arms = surface.shape
-    across, along = np.meshgrid(np.arange(1, arms + 1), np.arange(1, horizon + 1))
-    axes.computed_zorder = False  # else the line is drawn under facets that lie behind it
-    axes.plot_surface(
-        across, along, surface, cmap="cividis", alpha=0.9, linewidth=0.4, edgecolor="#ffffff90", rstride=1, cstride=1
-    )
-    best = surface.argmax(axis=1)
-    height = surface.max(axis=1) + 0.012 * np.ptp(surface)
-    axes.plot(best + 1, along[:, 0], height, color=BEST, linewidth=2.4, marker="o", markersize=6, zorder=10)
-    axes.set_ylim(horizon, 1)  # the first step at the back, where Q is highest
-    axes.set(xlabel="arm k, by rising revenue", ylabel="step h", zlabel="Q of showing k at h")
-    axes.set_yticks(range(1, horizon + 1) if horizon <= 12 else axes.get_yticks())
-    axes.set_title("Q over arms and steps, and the best arm of each step")
-    axes.view_init(elev=27, azim=-62)
-    axes.set_box_aspect((1.35, 1.05, 0.9), zoom=1.08)
-    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
-        axis.set_pane_color((0.975, 0.975, 0.975, 1.0))
-
-
-def _draw_slices(axes: Axes, surface: Floats, frontier: NDArray[np.bool_]) -> None:
-    """Draw the Q of some steps relative to the step's best: its moving maximum is hard to see on the surface."""
-    from matplotlib import colormaps
-
-    horizon, arms = surface.shape
-    x = np.arange(1, arms + 1)
-    shown = sorted({0, (horizon - 1) // 2, horizon - 1})
-    for h, shade in zip(shown, (0.15, 0.5, 0.8), strict=False):
-        relative = surface[h] / surface[h].max()
-        colour = colormaps["cividis"](shade)
-        axes.plot(x, relative, color=colour, linewidth=1.6, label=f"h = {h + 1}")
-        axes.scatter(x[frontier], relative[frontier], color=colour, s=14, zorder=3)
-        axes.scatter([relative.argmax() + 1], [1.0], s=60, facecolor="none", edgecolor=BEST, linewidth=1.8, zorder=4)
-    axes.set(title="Q as a share of the step’s best", ylabel="Q / V")
-    axes.set_xlabel("arm k (dots: no other pays more and is likelier)")
-    axes.legend(loc="best", fontsize=8)
-    whole_numbers(axes.xaxis)
-
-
-def _draw_path(axes: Axes, surface: Floats) -> None:
-    steps = np.arange(1, len(surface) + 1)
-    axes.step(steps, surface.argmax(axis=1) + 1, where="mid", color=BEST, linewidth=1.2, alpha=0.5)
-    axes.plot(steps, surface.argmax(axis=1) + 1, "o", color=BEST, markersize=7)
-    axes.set(title="The best arm never rises", xlabel="step h", ylabel="best arm k*")
-    axes.set_xlim(0.5, len(surface) + 0.5)
-    axes.set_ylim(0.3, surface.shape[1] + 0.7)
-    whole_numbers(axes.xaxis, axes.yaxis)
 
 
 # ── shared parts ─────────────────────────────────────────────────────────────────────────────────────────────────────
