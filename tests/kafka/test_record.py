@@ -47,7 +47,7 @@ def test_what_workers_did_with_untidy_traffic_is_recorded_and_replays_without_a_
     times = ["--window", "100ms", "--session-timeout", "6s", "--lateness", "2s"]
     worker = fleet.serving("--catalog", str(arms), "--dim", "5", "--horizon", "5", *times)
     untidy = ["--poison", "0.02", "--duplicates", "0.05", "--disorder", "500ms", "--patience", "5s"]
-    pace = ["--flat-out", "--waiting", "2000", "--sessions", str(SESSIONS), "--json", str(said)]
+    pace = ["--rate", "1000", "--look", "0-50ms", "--sessions", str(SESSIONS), "--json", str(said)]
     assert main(["traffic", *fleet.flags, *untidy, *pace]) == 0
     sent = orjson.loads(said.read_bytes())["records"]
     assert sent["total"] > 4 * SESSIONS

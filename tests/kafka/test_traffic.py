@@ -48,7 +48,7 @@ def served(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     secret = {"ADCASCADE_TOKEN_SECRET": "a secret of twenty-odd bytes"}
     worker = fleet.serving("--catalog", str(arms), "--dim", "4", "--horizon", "4", *times, **secret)
     shares = ["--poison", "0.05", "--duplicates", "0.1", "--disorder", "500ms", "--look", "0-50ms", "--patience", "15s"]
-    pace = ["--flat-out", "--waiting", "400", "--sessions", str(SESSIONS)]
+    pace = ["--rate", "500", "--sessions", str(SESSIONS)]
     code = main(["traffic", *fleet.flags, *WORLD, *shares, *pace, "--json", str(summary)])
     assert code == 0
     yield Served(fleet=fleet, worker=worker, arms=arms, said=orjson.loads(summary.read_bytes()))

@@ -10,11 +10,7 @@ from rich.console import Console
 from worker.simulation.demo.report import DemoView
 from worker.simulation.demo.run import Beside, Demo, DemoSettings, additive
 from worker.simulation.reporting import Source, live_view, sparkline, trends
-from worker.simulation.traffic.generator import Traffic, TrafficSettings
-from worker.simulation.traffic.report import LINE_EVERY, TrafficView
 from worker.simulation.worth import Worth
-
-START = 10**18
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +18,6 @@ def demo() -> Demo:
     running = Demo(DemoSettings(users=20, episodes=4))
     while len(running.rows) < 2:
         running.step()
-    return running
-
-
-@pytest.fixture
-def traffic() -> Traffic:
-    running = Traffic(TrafficSettings(rate=None, sessions=2_000, waiting=200, poison=0, duplicates=0), now=START)
-    running.due(START)
-    running.history.add(0, Worth(sessions=3, oracle=2.0, served=1.0))
     return running
 
 
@@ -41,26 +29,20 @@ def drawn(source: Source, width: int = 100) -> list[str]:
 
 
 DEMO_WORDS = ("explored", "v2", "dead letters", "best ads", "episode 2/4", "Ctrl-C")
-TRAFFIC_WORDS = ("records", "p99", "flat out", "wait for a decision", "50.0%", "0.33333", "here/metrics")
 
 
 @pytest.mark.parametrize("width", [80, 160])
-@pytest.mark.parametrize("name", ["demo", "traffic"])
-def test_the_panel_fits_the_terminal_and_shows_the_figures(demo, traffic, name, width):
-    source: Source = DemoView(demo, "http://here") if name == "demo" else TrafficView(traffic, "http://here")
-    lines = drawn(source, width)
+def test_the_panel_fits_the_terminal_and_shows_the_figures(demo, width):
+    lines = drawn(DemoView(demo, "http://here"), width)
     text = "\n".join(lines)
     assert max(len(line.rstrip()) for line in lines) <= width - 2
     assert len(lines) <= 24
-    for word in ("sessions", "decisions", "oracle", "pseudo-regret/session", "in 12 s"):
-        assert word in text
-    for word in DEMO_WORDS if name == "demo" else TRAFFIC_WORDS:
+    for word in (*DEMO_WORDS, "sessions", "decisions", "oracle", "pseudo-regret/session", "in 12 s"):
         assert word in text
 
 
 def test_runs_without_figures_can_be_drawn():
     assert "–" in "\n".join(drawn(DemoView(Demo(DemoSettings(users=5, episodes=2)), "http://here")))
-    assert "–" in "\n".join(drawn(TrafficView(Traffic(TrafficSettings(), now=START), "http://here")))
 
 
 def test_on_a_terminal_panels_are_drawn_and_leave_nothing_behind(demo, monkeypatch, capsys):
@@ -85,16 +67,6 @@ def test_without_a_terminal_or_without_rich_a_demo_prints_its_addresses_and_a_li
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["metrics: http://here/metrics", "status page: http://here/"]
     assert [line[:4] for line in lines[2:]] == [" 25%", " 50%", " 75%"]
-
-
-def test_traffic_in_a_pipe_prints_its_address_and_a_line_every_few_seconds(traffic):
-    source = TrafficView(traffic, "http://here")
-    assert source.opening == ("metrics: http://here/metrics",)
-    lines = [source.line(seconds) for seconds in (0.0, LINE_EVERY - 1, LINE_EVERY, LINE_EVERY + 1)]
-    assert lines[:2] == [None, None] == [*lines[3:], None]
-    assert lines[2] is not None
-    assert lines[2].startswith(f"  10 s  {traffic.counts.sessions} sessions, {traffic.counts.events} records (")
-    assert lines[2].endswith("decisions in – (p99 –), lately 50.0% of the oracle's revenue")
 
 
 def test_a_trend_has_at_most_its_width_and_reaches_as_high_as_its_values():

@@ -21,7 +21,7 @@ from tests.stream.scenes import decision
 from worker.client import UndeliveredError
 from worker.simulation.traffic.client import run_traffic
 from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
-from worker.simulation.traffic.report import TrafficMetrics, done, summary, summary_rows
+from worker.simulation.traffic.report import LINE_EVERY, TrafficLines, TrafficMetrics, summary, summary_rows
 from worker.simulation.users import Sent
 from worker.simulation.worth import Valuer, Worth, WorthHistory
 from worker.stream.encoding import encode_decision
@@ -31,12 +31,17 @@ TIDY = TrafficSettings(duplicates=0.0, silence=0.0, poison=0.0, prefetching=0.0,
 NAMES = [arm.arm for arm in TIDY.world().catalogue()]
 
 
-def flat_out(sessions: int, **changes: Any) -> Traffic:
-    return Traffic(replace(TIDY, rate=None, sessions=sessions, **changes), now=START)
-
-
 def milliseconds(count: float) -> int:
     return round(count * NANOSECONDS)
+
+
+#: When everybody in a crowd has arrived.
+THERE = START + milliseconds(PERIOD)
+
+
+def crowd(sessions: int, **changes: Any) -> Traffic:
+    """Traffic whose sessions all arrive in the first period."""
+    return Traffic(replace(TIDY, rate=40.0 * sessions, sessions=sessions, **changes), now=START)
 
 
 def encoded(session_id: str, slate: Sequence[str], position: int = 1, tokens: Sequence[str] | None = None) -> bytes:
@@ -44,8 +49,8 @@ def encoded(session_id: str, slate: Sequence[str], position: int = 1, tokens: Se
 
 
 def decisions(traffic: Traffic, slate: Sequence[str] = NAMES[:5]) -> list[bytes]:
-    """Decide every session that arrives at the start."""
-    return [encoded(record.key.decode(), slate) for record in traffic.due(START)]
+    """Decide every session of a crowd."""
+    return [encoded(record.key.decode(), slate) for record in traffic.due(THERE)]
 
 
 class FakeWorker:
@@ -97,27 +102,13 @@ def test_users_arrive_at_their_rate_whether_they_are_served_or_not() -> None:
     assert traffic.waiting == sum(came)
 
 
-def test_flat_out_the_number_of_waiting_sessions_is_limited() -> None:
-    traffic, worker = Traffic(replace(TIDY, rate=None, waiting=300), now=START), FakeWorker()
-    records: list[Sent] = []
-    for time in range(100):
-        now = START + milliseconds(time)
-        records += traffic.due(now)
-        assert traffic.waiting < 600  # cohorts enter whole
-        if time >= 50:
-            traffic.receive(worker.answers(records), now)
-            records.clear()
-    assert traffic.counts.sessions > 1_000
-
-
-@pytest.mark.parametrize("rate", [None, 300.0])
-def test_the_number_of_sessions_is_exact(rate: float | None) -> None:
+@pytest.mark.parametrize("rate", [300.0, 30_000.0])
+def test_the_number_of_sessions_is_exact(rate: float) -> None:
     traffic = Traffic(replace(TIDY, rate=rate, sessions=777), now=START)
     worker = FakeWorker()
     play(traffic, worker)
     assert traffic.counts.sessions == traffic.counts.decided == 777
     assert len({event["session_id"] for event in worker.records}) == 777
-    assert done(traffic, 0.0) == 1.0
 
 
 def test_no_user_arrives_after_the_duration() -> None:
@@ -140,7 +131,7 @@ def test_users_that_a_slow_process_missed_are_skipped_and_counted() -> None:
 
 @pytest.mark.parametrize("prefetching", [0.0, 0.5])
 def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> None:
-    traffic = flat_out(500, prefetching=prefetching)
+    traffic = crowd(500, prefetching=prefetching)
     worker = FakeWorker()
     play(traffic, worker)
     clicks = 0
@@ -155,7 +146,7 @@ def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> N
 
 
 def test_revenue_counts_each_click_once() -> None:
-    traffic = flat_out(400, duplicates=0.5)
+    traffic = crowd(400, duplicates=0.5)
     worker = FakeWorker()
     play(traffic, worker)
     rewards = {arm.arm: arm.reward for arm in traffic.settings.world().catalogue()}
@@ -167,20 +158,20 @@ def test_revenue_counts_each_click_once() -> None:
 
 
 def test_a_repeated_decision_is_not_answered_again() -> None:
-    traffic = flat_out(50)
+    traffic = crowd(50)
     values = decisions(traffic)
-    traffic.receive(values, START)
-    sent = len(traffic.due(START))
-    traffic.receive([*values, b"not a decision", None, encoded("somebody:1-1", NAMES[:5])], START)
-    assert traffic.due(START + milliseconds(1)) == []
+    traffic.receive(values, THERE)
+    sent = len(traffic.due(THERE))
+    traffic.receive([*values, b"not a decision", None, encoded("somebody:1-1", NAMES[:5])], THERE)
+    assert traffic.due(THERE + milliseconds(1)) == []
     assert traffic.counts.others == len(values) + 3
     assert sent == traffic.counts.decided == 50
 
 
 @pytest.mark.parametrize("slate", [(), ("stranger",)])
 def test_an_empty_slate_and_unknown_arms_are_worth_nothing(slate: tuple[str, ...]) -> None:
-    traffic = flat_out(30)
-    traffic.receive(decisions(traffic, slate), START)
+    traffic = crowd(30)
+    traffic.receive(decisions(traffic, slate), THERE)
     assert traffic.finished is not bool(slate)  # an empty slate ends the session at once
     traffic.settle(START)
     assert traffic.history.whole.served == 0 < traffic.history.whole.oracle
@@ -191,20 +182,20 @@ def test_an_empty_slate_and_unknown_arms_are_worth_nothing(slate: tuple[str, ...
 
 
 def test_traffic_without_decisions_stalls() -> None:
-    traffic = flat_out(20)
-    traffic.due(START)
+    traffic = crowd(20)
+    traffic.due(THERE)
     assert not traffic.stalled(START + milliseconds(GRACE))
     assert traffic.stalled(START + milliseconds(GRACE + 1))
     assert not traffic.finished
 
 
 def test_sessions_without_a_decision_expire_and_are_counted() -> None:
-    traffic = flat_out(40)
+    traffic = crowd(40)
     values = decisions(traffic)
-    traffic.receive(values[:10], START)
-    traffic.due(START + milliseconds(1))
+    traffic.receive(values[:10], THERE)
+    traffic.due(THERE + milliseconds(1))
     hanging = traffic.forsaken
-    traffic.due(START + milliseconds(traffic.settings.patience + GRACE + 2))
+    traffic.due(THERE + milliseconds(traffic.settings.patience + GRACE + 2))
     assert traffic.counts.undecided == 30
     assert traffic.counts.forsaken == hanging > 0
     assert traffic.finished
@@ -215,15 +206,15 @@ def test_sessions_without_a_decision_expire_and_are_counted() -> None:
 
 @pytest.mark.parametrize("best", [True, False])
 def test_the_best_slates_leave_no_regret_and_any_other_leaves_some(best: bool) -> None:
-    traffic = flat_out(300)
-    events = [orjson.loads(record.value) for record in traffic.due(START)]
+    traffic = crowd(300)
+    events = [orjson.loads(record.value) for record in traffic.due(THERE)]
     valuer = Valuer(traffic.settings.world(), horizon=5, repeats=traffic.settings.repeats)
     slates = valuer.best_slates(np.array([event["context"] for event in events]))
     if not best:
         slates = np.roll(slates, 1, axis=0)  # each user gets the slate of another
     values = [encoded(e["session_id"], [NAMES[k] for k in slate]) for e, slate in zip(events, slates, strict=True)]
-    traffic.receive(values, START)
-    traffic.settle(START)
+    traffic.receive(values, THERE)
+    traffic.settle(THERE)
     worth = traffic.history.whole
     assert worth.sessions == 300
     assert (worth.regret == pytest.approx(0.0, abs=1e-9)) is best
@@ -231,13 +222,13 @@ def test_the_best_slates_leave_no_regret_and_any_other_leaves_some(best: bool) -
 
 
 def test_latency_is_measured_from_sending_to_receiving() -> None:
-    traffic = flat_out(100)
-    traffic.receive(decisions(traffic), START + milliseconds(40))
+    traffic = crowd(100)
+    traffic.receive(decisions(traffic), THERE + milliseconds(40))
     assert traffic.latency(0.5) == traffic.latency(0.99) == pytest.approx(0.04, rel=0.02)
 
 
 def test_the_summary_adds_up() -> None:
-    traffic = flat_out(200)
+    traffic = crowd(200)
     play(traffic, FakeWorker())
     numbers = orjson.loads(orjson.dumps(summary(traffic, 2.0)))
     assert numbers["sessions"] == numbers["decided"] == 200
@@ -259,7 +250,7 @@ def test_traffic_without_sessions_has_a_summary() -> None:
 
 
 def test_metrics_have_regret_and_latency_and_no_name_of_the_worker() -> None:
-    traffic = flat_out(100)
+    traffic = crowd(100)
     play(traffic, FakeWorker())
     text = generate_latest(TrafficMetrics(traffic).registry).decode()
     series = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[:1] != "#"}
@@ -268,6 +259,18 @@ def test_metrics_have_regret_and_latency_and_no_name_of_the_worker() -> None:
     assert series["adcascade_traffic_decision_seconds_count"] == 100
     assert series["adcascade_traffic_waiting_sessions"] == 0
     assert {name.split("{")[0] for name in series} & {"adcascade_arrivals_total", "adcascade_decisions_total"} == set()
+
+
+def test_a_line_is_printed_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    traffic = crowd(20)
+    traffic.due(THERE)
+    traffic.history.add(0, Worth(sessions=3, oracle=2.0, served=1.0))
+    lines = TrafficLines(traffic)
+    for seconds in (0.0, LINE_EVERY - 1, LINE_EVERY, LINE_EVERY + 1):
+        lines.show(seconds)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("  10 s  20 sessions, 20 records (2/s), 20 wait, ")
+    assert line.endswith("decisions in – (p99 –), lately 50.0% of the oracle's revenue")
 
 
 # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -287,7 +290,7 @@ def test_a_history_keeps_every_session_in_bounded_memory(times: list[int], most:
 
 
 def run_over(transport: FakeTransport, show: Callable[[], None]) -> Traffic:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=20), now=time_ns())
+    traffic = Traffic(replace(TIDY, rate=800.0, sessions=20), now=time_ns())
     asyncio.run(run_traffic(transport, traffic, stop=asyncio.Event(), show=show))
     return traffic
 

@@ -16,9 +16,9 @@ from worker.errors import InputError
 from worker.http.pages import operations
 from worker.kafka.connection import Connection
 from worker.runtime.memory import collect_garbage_rarely
-from worker.simulation.reporting import flag, laid_out, live_view
+from worker.simulation.reporting import flag, laid_out
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
-from worker.simulation.traffic.report import TrafficMetrics, TrafficView, summary, summary_rows
+from worker.simulation.traffic.report import TrafficLines, TrafficMetrics, summary, summary_rows
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
@@ -29,17 +29,11 @@ _share = number(least=0, most=1)
 OPTIONS = (
     *CONNECTION,
     Option("rate", "mean number of users per second", parse=number(above=0), default=DEFAULTS.rate),
-    Option("flat-out", "as many users as the workers can serve, instead of a rate", flag=True),
-    count("waiting", "with --flat-out: maximum sessions waiting for a decision", DEFAULTS.waiting),
     count("sessions", "number of sessions (default: until Ctrl-C)"),
     time_option("duration", "duration, such as 30s or 10m (default: until Ctrl-C)"),
     *world(DEFAULTS),
     SEED,
-    Option(
-        "look",
-        "viewing time of a display, shortest-longest (default: 1.5s-6.5s; with --flat-out 0)",
-        parse=duration_range,
-    ),
+    Option("look", "viewing time of a display, shortest-longest (default: 1.5s-6.5s)", parse=duration_range),
     time_option("patience", "maximum length of a visit; less than the session timeout", DEFAULTS.patience),
     Option("duplicates", "share of records sent twice", parse=_share, default=DEFAULTS.duplicates),
     time_option("disorder", "maximum delay of records out of order; less than the lateness", DEFAULTS.disorder),
@@ -63,7 +57,7 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Write the arms, or run the traffic to its end and print a summary."""
-    settings = _settings(options)
+    settings = filled(TrafficSettings, options, look=options.look or DEFAULTS.look)
     check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
         _write_arms(settings, options.write_arms)
@@ -86,11 +80,6 @@ def run(options: argparse.Namespace) -> int:
             traffic.settle(time.time_ns())
             _print_summary(options, summary(traffic, time.perf_counter() - began))
     return 128 + stopped if stopped else 0
-
-
-def _settings(options: argparse.Namespace) -> TrafficSettings:
-    rate = None if options.flat_out else options.rate
-    return filled(TrafficSettings, options, rate=rate, look=options.look or ((0, 0) if rate is None else DEFAULTS.look))
 
 
 def _write_arms(settings: TrafficSettings, path: str) -> None:
@@ -124,7 +113,7 @@ def check_fits(settings: TrafficSettings, served: Parameters) -> None:
 
 
 async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
-    """Run the traffic with live view and metrics; return the number of the signal that ended it, else 0."""
+    """Run the traffic with lines of progress and metrics; return the number of the signal that ended it, else 0."""
     from worker.client.kafka import KafkaTransport
     from worker.http.server import WebServer
     from worker.simulation.traffic.client import run_traffic
@@ -134,9 +123,11 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
     with (
         stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)) as came,
         WebServer(operations(metrics.registry, lambda: None), port=port) as server,
-        live_view(TrafficView(traffic, server.url)) as show,
     ):
-        await run_traffic(KafkaTransport(reached, topics), traffic, stop=stop, show=show)
+        note(f"metrics: {server.url}/metrics")
+        lines, began = TrafficLines(traffic), loop.time()
+        transport = KafkaTransport(reached, topics)
+        await run_traffic(transport, traffic, stop=stop, show=lambda: lines.show(loop.time() - began))
     return came[0] if came else 0
 
 
@@ -157,7 +148,7 @@ COMMAND = CommandSpec(
         "adcascade traffic --write-arms arms.json",
         "adcascade topics create && adcascade worker --dim 5 --horizon 5 --catalog arms.json &",
         "adcascade traffic --rate 200 --duration 10m",
-        "adcascade traffic --flat-out --sessions 100000 --json -",
+        "adcascade traffic --rate 1000 --sessions 100000 --json -",
         "adcascade traffic --rate 50 --look 0.2s-1s --disorder 2s --duplicates 0.1 --poison 0.05",
     ),
     options=OPTIONS,

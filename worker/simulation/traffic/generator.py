@@ -1,10 +1,8 @@
 """Simulated users in real time: their records, their answers to decisions, and the worth of the slates served.
 
 This module has no clock and moves no bytes: the time goes in, records come out. The users are those of
-`worker.simulation.users`, drawn in small cohorts:
-
-- at a rate, users arrive at their times for any latency of decisions, so that delays are measured, not hidden;
-- flat out, the next cohort arrives as soon as few enough sessions wait for a decision.
+`worker.simulation.users`, drawn in small cohorts. They arrive at their times for any latency of decisions, so that
+delays are measured, not hidden.
 
 Times are nanoseconds since the epoch, for latencies; events have milliseconds.
 """
@@ -31,9 +29,7 @@ from worker.stream.events import MODES, Decision
 from worker.stream.settings import LearningSettings
 
 NANOSECONDS: Final = 1_000_000  # in a millisecond
-PERIOD: Final = 50  # milliseconds of a cohort at a rate: short, because nothing is sent while it is drawn
-CROWD: Final = 200  # users of a cohort, flat out
-MOST_AT_ONCE: Final = 1_000  # users that enter before their records are sent
+PERIOD: Final = 50  # milliseconds of a cohort: short, because nothing is sent while it is drawn
 MOST_BEHIND: Final = 2_000  # milliseconds; users who are later than that are skipped
 GRACE: Final = 10_000  # milliseconds without any decision, after which the wait for one ends
 DISORDERED: Final = 0.03  # share of the records that are held up, if any are
@@ -47,10 +43,9 @@ _LEARNING = LearningSettings(dim=5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficSettings:
-    """The settings of traffic; times in milliseconds.
+    """The settings of traffic; times in milliseconds, `rate` in users per second.
 
-    `rate` is in users per second, None for flat out; then at most `waiting` sessions wait for a decision. The traffic
-    ends after `sessions` or `duration`, whichever comes first. The last settings are shares.
+    The traffic ends after `sessions` or `duration`, whichever comes first. The last settings are shares.
     """
 
     environment: str = "tastes"
@@ -60,10 +55,9 @@ class TrafficSettings:
     horizon: int = _LEARNING.horizon
     repeats: bool = _LEARNING.repeats
     seed: int = 0
-    rate: float | None = 50.0
+    rate: float = 50.0
     sessions: int | None = None
     duration: int | None = None
-    waiting: int = 5_000
     look: tuple[int, int] = (1_500, 6_500)
     patience: int = 50_000
     duplicates: float = 0.02
@@ -132,8 +126,8 @@ class _Waiting(NamedTuple):
 class Traffic:
     """Users who act as time passes; `now` (nanoseconds) also makes the session ids unique.
 
-    >>> traffic = Traffic(TrafficSettings(rate=None, sessions=3, poison=0, duplicates=0), now=10**18)
-    >>> records = traffic.due(10**18)
+    >>> traffic = Traffic(TrafficSettings(rate=1000, sessions=3, poison=0, duplicates=0), now=10**18)
+    >>> records = traffic.due(10**18 + 50_000_000)
     >>> len(records), traffic.waiting, traffic.finished
     (3, 3, False)
     """
@@ -147,13 +141,12 @@ class Traffic:
         self.longest = 0.0
         self.history = WorthHistory()
         world = settings.world()
-        period = 1 if settings.rate is None else PERIOD
         self._users = Users(
             world,
             horizon=settings.horizon,
-            rate=CROWD if settings.rate is None else settings.rate * PERIOD / 1000,
-            period=period,
-            start=self.start - self.start % period,
+            rate=settings.rate * PERIOD / 1000,
+            period=PERIOD,
+            start=self.start - self.start % PERIOD,
             seed=settings.seed,
             habits=settings.habits(),
             name=f"t{now // 1000:x}",
@@ -233,35 +226,27 @@ class Traffic:
         settings, users = self.settings, self._users
         if settings.duration is not None and time >= self.start + settings.duration:
             self.closing = True
-        if settings.rate is None:
-            entered = 0  # these wait too, though their arrivals are not sent yet
-            while not self.closing and self.waiting + entered < settings.waiting and entered < MOST_AT_ONCE:
-                cohort = users.cohort(self._period)
-                _shift(cohort, time - users.start - self._period)
-                entered += self._enter(self._period, cohort, time)
-                self._period += 1
-            return
         oldest = users.period_of(time - MOST_BEHIND)
         if not self.closing and self._period < oldest:
-            self.counts.skipped += (oldest - self._period) * users.period
+            self.counts.skipped += (oldest - self._period) * PERIOD
             self._period = oldest
-        while not self.closing and users.start + self._period * users.period <= time:
-            self._enter(self._period, users.cohort(self._period), users.start + (self._period + 1) * users.period)
+        while not self.closing and users.start + self._period * PERIOD <= time:
+            self._enter(self._period)
             self._period += 1
 
-    def _enter(self, period: int, cohort: Cohort, last: int) -> int:
-        """Put the arrivals and poison of a cohort into the queue; return the number of users."""
+    def _enter(self, period: int) -> None:
+        """Put the arrivals and poison of a period's users into the queue."""
         users, settings = self._users, self.settings
-        entering = len(cohort)
+        entering = len(users.cohort(period))
         if settings.sessions is not None and self._entered + entering >= settings.sessions:
             entering = settings.sessions - self._entered
             self.closing = True
         self._entered += entering
         self._expects[period] = {}
+        last = users.start + (period + 1) * PERIOD
         self._current.append((period, last + settings.patience + settings.disorder + GRACE))
         sessions = {users.session_id(period, index).encode() for index in range(entering)}
         self._push(record for record in users.arrivals(period) if record.key in sessions)
-        return entering
 
     def _push(self, records: Iterable[Sent]) -> None:
         for record in records:
@@ -278,7 +263,7 @@ class Traffic:
                 else:
                     self._later -= 1
                     self.counts.forsaken += 1
-            users.expire(users.start + (period + 1) * users.period)
+            users.expire(users.start + (period + 1) * PERIOD)
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -341,9 +326,3 @@ class Traffic:
         """Return a quantile of the seconds from an arrival to its first decision; None without decisions."""
         seconds = self.latencies.quantile(share)
         return None if seconds is None else min(seconds, self.longest)
-
-
-def _shift(cohort: Cohort, by: int) -> None:
-    """Move a cohort in time."""
-    cohort.arrived_at = [time + by for time in cohort.arrived_at]
-    cohort.dues = [[time + by for time in dues] for dues in cohort.dues]

@@ -1,23 +1,21 @@
-"""What simulated traffic shows of itself: the live view, the table at its end, `--json`, and Prometheus metrics."""
+"""What simulated traffic shows of itself: lines of progress, the table at its end, `--json`, and Prometheus metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from worker import __version__
+from worker.console import note
 from worker.metrics import CATALOGUE
-from worker.simulation.reporting import TableRow, panel, trends, worth_numbers, worth_rows
+from worker.simulation.reporting import TableRow, worth_numbers, worth_rows
 from worker.simulation.traffic.generator import Traffic
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-LINE_EVERY: Final = 10.0  # seconds between two lines in a pipe
+LINE_EVERY: Final = 10.0  # seconds between two lines
 _HELP: Final = {spec.name: spec.help for spec in CATALOGUE}
 
 
@@ -84,61 +82,26 @@ def milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1000 * seconds:.1f} ms"
 
 
-# ── the live view ────────────────────────────────────────────────────────────────────────────────────────────────────
+class TrafficLines:
+    """Prints a line about the traffic every few seconds."""
 
-
-class TrafficView:
-    """The source of the traffic's live view; `url` is the address of its web server."""
-
-    def __init__(self, traffic: Traffic, url: str) -> None:
-        self._traffic, self._url = traffic, url
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
         self._printed, self._events = 0.0, 0  # time and records of the last line
 
-    @property
-    def opening(self) -> tuple[str, ...]:
-        """The address of the metrics."""
-        return (f"metrics: {self._url}/metrics",)
-
-    def line(self, seconds: float) -> str | None:
-        """Return a line every few seconds."""
+    def show(self, seconds: float) -> None:
+        """Print a line if it is time for one, `seconds` after the start."""
         if seconds - self._printed < LINE_EVERY:
-            return None
+            return
         traffic, counts = self._traffic, self._traffic.counts
         rate = (counts.events - self._events) / (seconds - self._printed)
         self._printed, self._events = seconds, counts.events
         p50, p99 = (milliseconds(traffic.latency(share)) for share in (0.5, 0.99))
-        return (
+        note(
             f"{seconds:4.0f} s  {counts.sessions:,} sessions, {counts.events:,} records ({rate:,.0f}/s), "
             f"{traffic.waiting:,} wait, decisions in {p50} (p99 {p99}), "
             f"lately {traffic.history.lately().share:.1%} of the oracle's revenue"
         )
-
-    def panel(self, seconds: float) -> RenderableType:
-        """Return the state of the traffic for a terminal."""
-        traffic, settings = self._traffic, self._traffic.settings
-        pace = "flat out" if settings.rate is None else f"{settings.rate:g} users/s"
-        state = "the last sessions end" if traffic.closing else f"{traffic.waiting:,} wait for a decision"
-        history = [row for row in traffic.history.rows if row.sessions]
-        return panel(
-            title=f"[bold]adcascade traffic[/]  {settings.environment} · {pace} · seed {settings.seed}",
-            address=f"{self._url}/metrics",
-            colour="magenta",
-            done=done(traffic, seconds),
-            status=f"{state}  [dim]in[/] {seconds:.0f} s",
-            rows=summary_rows(summary(traffic, seconds)),
-            trends=trends(("served/oracle", history)),
-        )
-
-
-def done(traffic: Traffic, seconds: float) -> float | None:
-    """Return the finished share of the traffic; None if it has no end."""
-    settings = traffic.settings
-    parts = []
-    if settings.sessions:
-        parts.append(traffic.counts.sessions / settings.sessions)
-    if settings.duration:
-        parts.append(1000 * seconds / settings.duration)
-    return min(1.0, max(parts)) if parts else None
 
 
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
