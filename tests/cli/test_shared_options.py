@@ -180,7 +180,7 @@ def test_brokers_are_separated_by_commas() -> None:
             ("connection", "topics", "learner", "learning", "arms", "start", "limits", "secret", "clock"),
         ),
         (Limits, "worker", ("max_ahead_ms", "max_behind_ms", "max_session_id", "max_arm_id")),
-        (HttpSettings, "serve", ("keys", "allowed_hosts")),
+        (HttpSettings, "serve", ("keys", "allowed_hosts", "request_timeout")),
         (DemoSettings, "demo", ()),
         (ExperimentSettings, "simulate", ()),
         (TrafficSettings, "traffic", ()),

@@ -15,7 +15,6 @@ from worker.errors import InputError
 from worker.http.application import problem_in
 from worker.http.pages import openapi
 from worker.http.problems import PROBLEMS, problem_of
-from worker.http.requests import MOST_BATCH
 from worker.http.service import UnknownSessionError
 from worker.http.settings import ApiKeys, HttpSettings, read_keys
 from worker.secret import Secret
@@ -106,8 +105,6 @@ def test_a_session_id_may_have_any_printable_character(client):
         ("/v1/sessions/x/feedback", {}, 400, "invalid"),
         ("/v1/sessions/x/feedback", {"position": 9, "arm": "a", "clicked": True}, 400, "position"),
         ("/v1/sessions/x/feedback", {"position": 1, "arm": "a", "clicked": True}, 404, "unknown-session"),
-        ("/v1/batch/sessions", {"requests": [{}] * (MOST_BATCH + 1)}, 413, "too-large"),
-        ("/v1/batch/feedback", {"requests": 5}, 400, "invalid"),
         ("/v1/nothing", {}, 404, "not-found"),
         ("/v1/sessions/", {}, 404, "not-found"),
         ("/v1/sessions/a/b/feedback", {}, 404, "not-found"),
@@ -149,8 +146,6 @@ def test_other_fields_are_ignored(client):
     decision = client.json("POST", "/v1/sessions", body)[1]
     body = {**decision, "clicked": False, "sessionId": "more"}  # a client may send back what it got
     assert client.json("POST", "/v1/sessions/more/feedback", body)[1]["position"] == 2
-    body = {"requests": [{"sesion_id": "more", "position": 1, "arm": "a", "clicked": True}]}
-    assert "session_id?" in client.json("POST", "/v1/batch/feedback", body)[1]["answers"][0]["detail"]
 
 
 def test_a_session_that_is_over_is_another_problem_than_one_that_never_was():
@@ -176,36 +171,9 @@ def test_every_reason_of_a_dead_letter_is_a_problem():
     assert all(400 <= PROBLEMS[reason].status < 500 for reason in DEAD_LETTER_REASONS)
 
 
-def test_a_batch_answers_each_request_in_its_place(client):
-    requests = [{"session_id": "b1", "context": [1, 2]}, {"context": [1]}, {"session_id": "b2", "context": [1, 2]}, 7]
-    status, document = client.json("POST", "/v1/batch/sessions", {"requests": requests})
-    assert status == 200
-    assert conforms(document, "Answers")
-    assert [answer.get("session_id") or answer["reason"] for answer in document["answers"]] == [
-        "b1",
-        "dimension",
-        "b2",
-        "invalid",
-    ]
-    feedback = [
-        {"session_id": "b1", "position": 1, "arm": "a", "clicked": True},
-        {"position": 1, "arm": "a", "clicked": True},
-        {"session_id": "nobody", "position": 1, "arm": "a", "clicked": True},
-    ]
-    _, document = client.json("POST", "/v1/batch/feedback", {"requests": feedback})
-    assert [answer.get("ended") or answer["reason"] for answer in document["answers"]] == [
-        "clicked",
-        "invalid",
-        "unknown-session",
-    ]
-
-
-def test_a_request_that_cannot_be_taken_does_not_spoil_its_batch(client):
-    requests = [{"session_id": name, "context": [1, 2]} for name in ("b3", "unavailable", "b4")]
-    status, document = client.json("POST", "/v1/batch/sessions", {"requests": requests})
-    assert (status, [answer["session_id"] for answer in document["answers"][::2]]) == (200, ["b3", "b4"])
-    assert document["answers"][1]["reason"] == "unavailable"
-    status, headers, _ = client.ask("POST", "/v1/batch/sessions", {"requests": [requests[1]] * 2})
+def test_a_request_that_cannot_be_taken_may_be_sent_again_soon(client):
+    body = {"session_id": "unavailable", "context": [1, 2]}
+    status, headers, _ = client.ask("POST", "/v1/sessions", body)
     assert (status, headers["retry-after"]) == (503, "1")
 
 
@@ -259,13 +227,6 @@ def test_a_client_that_asks_whether_to_send_its_body_is_told_to_continue(client)
     body = {"session_id": "expects", "context": [1, 2]}
     status, answer = client.json("POST", "/v1/sessions", body, Expect="100-continue")
     assert (status, answer["session_id"]) == (200, "expects")
-
-
-@pytest.mark.parametrize("path", ["/v1/sessions", "/nothing"])
-def test_whatever_else_a_client_expects_is_a_problem(client, path):
-    status, problem = client.json("POST", path, {"context": [1, 2]}, Expect="secret")
-    assert (status, problem["reason"]) == (400, "unreadable")
-    assert "secret" not in json.dumps(problem)
 
 
 # ── other websites ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -326,12 +287,14 @@ def test_health_and_description_need_no_key(guarded):
 
 
 def test_each_key_may_open_a_number_of_sessions_a_minute(guarded):
-    body = {"requests": [{"context": [1, 2]}] * 3}
-    assert guarded.ask("POST", "/v1/batch/sessions", body, Authorization=f"Bearer {OTHER}")[0] == 200
-    status, headers, answer = guarded.ask("POST", "/v1/sessions", {"context": [1, 2]}, Authorization=f"Bearer {OTHER}")
+    def arrive(key: str) -> tuple[int, dict[str, str], bytes]:
+        return guarded.ask("POST", "/v1/sessions", {"context": [1, 2]}, Authorization=f"Bearer {key}")
+
+    assert [arrive(OTHER)[0] for _ in range(3)] == [200] * 3
+    status, headers, answer = arrive(OTHER)
     assert (status, json.loads(answer)["reason"]) == (429, "too-many-sessions")
     assert 1 <= int(headers["retry-after"]) <= 60
-    assert guarded.ask("POST", "/v1/sessions", {"context": [1, 2]}, Authorization=f"Bearer {KEY}")[0] == 200
+    assert arrive(KEY)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -376,8 +339,6 @@ def test_the_description_in_the_schemas_is_the_one_that_is_served_and_has_the_na
     assert schemas["Decision"]["properties"]["mode"]["enum"] == list(MODES)
     assert schemas["Ended"]["properties"]["ended"]["enum"] == list(ENDINGS)
     assert schemas["Arrive"]["properties"]["occurred_at"]["maximum"] == MOST
-    for name in ("ArriveBatch", "FeedbackBatch"):
-        assert schemas[name]["properties"]["requests"]["maxItems"] == MOST_BATCH
 
 
 def test_every_described_route_is_there_and_takes_only_the_described_method(client):
@@ -406,6 +367,6 @@ def test_the_page_to_try_it_out_loads_nothing_from_elsewhere(client):
 
 
 def test_limits_are_those_of_the_settings():
-    with http(Memory(), HttpSettings(max_body_bytes=30)) as client:
+    with http(Memory(), HttpSettings(max_record_bytes=30)) as client:
         assert client.ask("POST", "/v1/sessions", {"context": [1, 2]})[0] == 200
         assert client.ask("POST", "/v1/sessions", {"context": [1, 2], "session_id": "long"})[0] == 413

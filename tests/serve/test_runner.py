@@ -15,7 +15,7 @@ import pytest
 
 from worker.embedded.state import StateFolder, StateView
 from worker.errors import FailedError
-from worker.http.requests import read_arrive, read_feedback
+from worker.http.api import read_arrive, read_feedback
 from worker.http.service import AdRequest, Answer, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
 from worker.secret import Secret
@@ -33,11 +33,11 @@ LEARNING = LearningSettings(dim=2, horizon=3, repeats=False, warmup=0, session_t
 
 
 def arrival(session_id: str, context: Sequence[float] = (1, 2), **more: Any) -> AdRequest:
-    return read_arrive(json.dumps({"session_id": session_id, "context": context, **more}).encode(), 10_000)
+    return read_arrive(json.dumps({"session_id": session_id, "context": context, **more}).encode())
 
 
 def answer_of(session_id: str, **fields: Any) -> AdRequest:
-    return read_feedback(json.dumps(fields).encode(), 10_000, session_id)
+    return read_feedback(json.dumps(fields).encode(), session_id)
 
 
 class CountingFolder(StateFolder):

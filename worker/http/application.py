@@ -71,11 +71,10 @@ class Gatekeeper:
         assert isinstance(connection, HttpConnection)
         began = loop.time()
         try:
-            if connection.writing_paused:
-                await request.writer.drain()
-            if not request.body_exists:
-                connection.received()
             self._check(request)
+            if request.body_exists:
+                await request.read()
+            connection.received()
             response = await handler(request)
         except Exception as error:
             response = problem_response(problem_in(error))
@@ -102,6 +101,8 @@ class Gatekeeper:
             raise ProblemError("origin")
         if self._keys is not None and request.path not in self._open_pages:
             request[KEY] = self._keys.name_of(headers.get("Authorization"))
+        if "Content-Encoding" in headers:
+            raise ProblemError("encoding")
 
 
 def is_ours(host: str, names: Collection[str]) -> bool:

@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - A request has `request_timeout` seconds to come in whole, however slowly its bytes do. Then the connection is cut.
-- A client that does not read its answers gets no further ones, and is cut after the same time.
+- A client that does not read its answers is cut after the same time.
 - One connection more than allowed cuts the one that has gone without an answer for longest, unless its request is being
   answered. So connections that do nothing, or too little, cannot keep others out.
 - What is not HTTP is answered with problem details. Nothing of it is shown or logged: it may be a key.
@@ -18,7 +18,7 @@ import asyncio
 import logging
 import resource
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from aiohttp import web
@@ -39,6 +39,7 @@ END_TIMEOUT: Final = 0.5
 
 _LINGER: Final = 1.0  # seconds for which the rest of a rejected body is read, so that the client sees the answer
 _RESERVED_FILES: Final = 128  # file descriptors for everything but connections
+_SILENT: Final = logging.Logger("aiohttp", logging.CRITICAL + 1)  # errors of aiohttp may have what a client has sent
 
 
 class HttpConnection(web.RequestHandler):
@@ -82,14 +83,11 @@ class HttpConnection(web.RequestHandler):
 
     def received(self) -> None:
         """Note that the present request is here, whole."""
-        self.is_answering = True
-        if not self.writing_paused:
-            self.waiting_since = 0.0
+        self.is_answering, self.waiting_since = True, 0.0
 
     def answered(self) -> None:
         """Note that the answer is ready."""
-        self.received()
-        self.is_answering = False
+        self.is_answering, self.waiting_since = False, 0.0
         self.connections.used(self)
 
     def cut(self) -> None:
@@ -112,18 +110,6 @@ class HttpConnection(web.RequestHandler):
         response = problem_response(ProblemError(reason, detail))
         response.force_close()
         return response
-
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Write an answer; an `Expect` that aiohttp refuses before the middleware is a problem, too."""
-        if isinstance(resp, web.HTTPException):
-            resp = problem_response(ProblemError("unreadable", "the header Expect must be 100-continue"))
-        return await super().finish_response(request, resp, start_time)
-
-    def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log the kind of an error and nothing else, for the same reason."""
-        log.debug("a connection has failed: %s", type(kw.get("exc_info")).__name__)
 
 
 def problem_response(error: Rejected | ProblemError) -> web.Response:
@@ -184,8 +170,8 @@ async def listening(app: web.Application, connections: Connections, settings: Ht
     options = {
         "access_log": None,
         "auto_decompress": False,
-        "keepalive_timeout": settings.idle_timeout,
         "lingering_time": _LINGER,
+        "logger": _SILENT,
     }
     host, port = settings.host, settings.port
     sweeping = asyncio.create_task(connections.cut_slow_clients())
@@ -207,8 +193,6 @@ async def listening(app: web.Application, connections: Connections, settings: Ht
         connections.patience = min(connections.patience, END_TIMEOUT)
         await runner.cleanup()
         sweeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await sweeping
 
 
 def _that_fit(wanted: int) -> int:

@@ -14,7 +14,7 @@ from worker.metrics.exposition import family
 from worker.metrics.history import DURATION_BOUNDS
 
 #: The routes by which requests are counted; `other` has everything that needs no key.
-ROUTES: Final = ("arrive", "feedback", "session", "batch-arrive", "batch-feedback", "other")
+ROUTES: Final = ("arrive", "feedback", "session", "other")
 
 STATUSES: Final = tuple(map(str, sorted({200, *(problem.status for problem in PROBLEMS.values())})))
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from worker.errors import FailedError
-from worker.http.api import BATCH_SIZE, HttpApi
+from worker.http.api import HttpApi
 from worker.http.application import Gatekeeper, add_pages, is_loopback
 from worker.http.connections import Connections, listening
 from worker.http.metrics import HttpMetrics
@@ -30,7 +30,7 @@ from worker.http.settings import HttpSettings
 from worker.stream.ad_figures import all_figures
 
 #: For pages only: few connections, hardly a body.
-PAGES: Final = HttpSettings(max_connections=64, max_body_bytes=1_000, idle_timeout=10.0)
+PAGES: Final = HttpSettings(max_connections=64, max_record_bytes=1_000)
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ async def http_server(
     gatekeeper = Gatekeeper(
         settings.allowed_hosts, keys=settings.keys, open_pages=(*HEALTH, *described), metrics=metrics
     )
-    app = web.Application(middlewares=[gatekeeper.handle], client_max_size=BATCH_SIZE * settings.max_body_bytes)
+    app = web.Application(middlewares=[gatekeeper.handle], client_max_size=settings.max_record_bytes)
     HttpApi(service, settings, metrics).add_to(app)
     newest: dict[str, Route] = {
         "/v1/arms": lambda _: Page(body=orjson.dumps(all_figures(service.newest())), kind="application/json"),
@@ -96,7 +96,7 @@ class WebServer:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         settings = self._settings
         gatekeeper = Gatekeeper(() if is_loopback(settings.host) else None)
-        app = web.Application(middlewares=[gatekeeper.handle], client_max_size=settings.max_body_bytes)
+        app = web.Application(middlewares=[gatekeeper.handle], client_max_size=settings.max_record_bytes)
         add_pages(app, self._routes)
         try:
             async with listening(app, Connections(settings), settings) as url:

@@ -33,7 +33,7 @@ class HttpSettings:
     """The settings of a server; times are in seconds, and port 0 is any free port.
 
     Without keys, whoever can connect may send requests, for this machine, an IP address, or one of `allowed_hosts`.
-    `max_body_bytes` is for single requests.
+    A request has `request_timeout` to come in.
     """
 
     host: str = "127.0.0.1"
@@ -43,9 +43,8 @@ class HttpSettings:
     max_sessions_per_key: int | None = None
     allowed_hosts: tuple[str, ...] = ()
     max_connections: int = 10_000
-    max_body_bytes: int = 65_536
+    max_record_bytes: int = 65_536
     request_timeout: float = 10.0
-    idle_timeout: float = 300.0
 
 
 def read_keys(path: str) -> dict[str, Secret]:

@@ -29,18 +29,9 @@ HTTP = grouped(
     ),
     count("max-sessions-per-key", "most sessions that a key may open in a minute (default: no limit)"),
     count(
-        "max-body-bytes",
-        "largest body of a request, in bytes; a batch may have 16 times as many",
-        _DEFAULT.max_body_bytes,
-    ),
-    count(
         "max-connections",
         "most connections; one more closes the one without an answer for longest",
         _DEFAULT.max_connections,
-    ),
-    seconds_option("request-timeout", "longest time for a request to come in", _DEFAULT.request_timeout, least=1),
-    seconds_option(
-        "idle-timeout", "time after which a connection without requests is closed", _DEFAULT.idle_timeout, least=1
     ),
 )
 
