@@ -75,14 +75,6 @@ def test_show_and_export_agree_on_the_hash(ask: Ask, say: Say, tmp_path: Path) -
     say(f"explain --parameters {file} --context '[0.1, 0.2, 0.3]'")
 
 
-def test_diff_shows_the_changes(ask: Ask, say: Say) -> None:
-    newest = ask("parameters show")["version"]
-    changes = ask(f"parameters diff {newest - 1} {newest}")
-    assert (changes["from"], changes["to"], changes["folds"]) == (newest - 1, newest, 1)
-    assert any(arm["log_odds_moved"] for arm in changes["arms"])
-    assert say(f"parameters diff {newest - 1}").startswith(f"version {newest - 1} → {newest}: ")
-
-
 def test_freeze_rollback_and_unfreeze_each_make_a_version(ask: Ask) -> None:
     before = ask("parameters show")
     frozen = ask("parameters freeze")
@@ -99,7 +91,7 @@ def test_a_version_that_is_not_kept_is_named_with_its_neighbours(ask: Ask, say: 
     newest = ask("parameters show")["version"]
     for command in ("rollback 999", "show --version 999", "tag good 999"):
         assert f"version 999 is not kept; the nearest is {newest}" in say(f"parameters {command}", code=2)
-    for command in ("rollback good", "diff good", "tag better good"):
+    for command in ("rollback good", "show --version good", "tag better good"):
         assert "'good'; there are no tags" in say(f"parameters {command}", code=2)
     for command in ("tag 7up", "tag 'a b'", "tag good --remove", "tag good 1 --remove"):
         assert say(f"parameters {command}", code=2).count("\n") == 1
@@ -202,8 +194,6 @@ def test_features_are_named_with_their_strength_and_what_was_forgotten_is_said(s
     )
     assert "features of ads that matter: size weak (0.18)" in shown
     assert f"{ARMS[1].arm} changed and began anew; change noticed, older sessions count 0.3" in shown
-    moved = say("parameters diff 0 1", state=other)
-    assert "strength of features: age – → 2.00" in moved
 
 
 def test_an_ad_is_shown_with_the_users_that_it_works_for(ask: Ask, say: Say) -> None:

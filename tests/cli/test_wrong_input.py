@@ -120,7 +120,7 @@ WRONG = {
     "replay log --relearn --order ad-1": "--order is for --policy fixed",
     "parameters show": "--state DIR or --broker",
     "parameters show --state /nowhere/at/all": "holds no state",
-    "parameters diff --state X": "required: OLD",
+    "parameters tag --state X": "required: NAME",
     "parameters export --state state --output /nowhere/file": "does not exist",
     "parameters show --version 999 --state state": "is not kept",
     "arms add ad-0 --reward 1 --state state": "active already",

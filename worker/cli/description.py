@@ -1,4 +1,4 @@
-"""Reports of `adcascade parameters`: versions, their differences, and single ads."""
+"""Reports of `adcascade parameters show`: a version, or one of its ads."""
 
 from __future__ import annotations
 
@@ -36,16 +36,6 @@ ARMS = {
     "log-odds": "{log_odds:+.3f}",
     "± deviation": "{deviation:.3f}",
     "go on": "{answer_rate:.1%}",
-}
-CHANGED_ARMS = {
-    "arm": "{arm}",
-    "change": "{change}",
-    "log-odds": "{log_odds_moved:+.4f}",
-    "tastes by": "{tastes_moved:.3f}",
-    "± before": "{deviation_before:.3f}",
-    "± after": "{deviation_after:.3f}",
-    "go on before": "{answer_rate_before:.1%}",
-    "after": "{answer_rate_after:.1%}",
 }
 TASTES = {
     "taste": "{feature}",
@@ -173,82 +163,6 @@ def _contexts(parameters: Parameters) -> str:
     if parameters.standardisation is not None:
         return "standardised"
     return "not standardised yet" if parameters.awaits_standardisation else "as they come"
-
-
-# ── differences ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
-    """Return the differences between two versions."""
-    one, other = describe(old), describe(new)
-    before = {arm["arm"]: arm for arm in one["arms"]}
-    strengths = {(feature["of"], feature["feature"]): feature["strength"] for feature in one["features"]}
-    # A feature has no strength before the first fold.
-    features = [
-        {**feature, "before": strengths.get((feature["of"], feature["feature"]))} for feature in other["features"]
-    ]
-    arms = [_arm_moved(before.get(arm["arm"]), arm, _tastes_moved(old, new, arm["arm"])) for arm in other["arms"]]
-    settings = {name: [value, other["settings"][name]] for name, value in one["settings"].items()}
-    return {
-        "from": old.version,
-        "to": new.version,
-        "observations": new.observations - old.observations,
-        "folds": new.folds - old.folds,
-        "settings": {name: values for name, values in settings.items() if values[0] != values[1]},
-        "strengths": [feature for feature in features if feature["before"] != feature["strength"]],
-        "kept": new.kept,
-        "context_moved": float(np.linalg.norm(new.model.effects - old.model.effects)),
-        "arms": [arm for arm in arms if arm is not None],
-    }
-
-
-def _arm_moved(was: dict[str, Any] | None, arm: dict[str, Any], tastes: float) -> dict[str, Any] | None:
-    """Return the changes of an arm; None if there are none."""
-    change = ""
-    if was is None:
-        was, change = {**arm, "log_odds": 0.0}, "added"
-    elif was["active"] != arm["active"]:
-        change = "brought back" if arm["active"] else "retired"
-    elif was["reward"] != arm["reward"]:
-        change = f"priced {was['reward']:g} → {arm['reward']:g}"
-    if not (change or tastes or any(was[name] != arm[name] for name in ("log_odds", "deviation", "answer_rate"))):
-        return None
-    return {
-        "arm": arm["arm"],
-        "change": change,
-        "log_odds_moved": arm["log_odds"] - was["log_odds"],
-        "tastes_moved": tastes,
-        "deviation_before": was["deviation"],
-        "deviation_after": arm["deviation"],
-        "answer_rate_before": was["answer_rate"],
-        "answer_rate_after": arm["answer_rate"],
-    }
-
-
-def _tastes_moved(old: Parameters, new: Parameters, arm: str) -> float:
-    """Return how far the coefficients of contexts in the log-odds of an arm have moved."""
-    before, after = old.indices.get(arm), new.indices[arm]
-    if before is None:
-        return 0.0
-    return float(np.linalg.norm(new.model.head(after)[0][1:] - old.model.head(before)[0][1:]))
-
-
-def difference_report(changes: dict[str, Any]) -> str:
-    """Return the differences between two versions for people."""
-    moved = sorted(changes["arms"], key=lambda arm: -abs(arm["log_odds_moved"]))
-    strengths = [
-        f"{one['feature']} {'–' if one['before'] is None else format(one['before'], '.2f')} → {one['strength']:.2f}"
-        for one in changes["strengths"][:TOP]
-    ]
-    lines = [
-        f"version {changes['from']} → {changes['to']}: {changes['observations']:+} observations, "
-        f"{changes['folds']:+} folds",
-        *(f"  {name}: {one} → {other}" for name, (one, other) in changes["settings"].items()),
-        *([f"  strength of features: {', '.join(strengths)}"] if strengths else []),
-        f"  context: moved by {changes['context_moved']:.4g}",
-        listing(CHANGED_ARMS, moved, TOP) if moved else "  the arms are the same",
-    ]
-    return "\n".join(lines)
 
 
 # ── for whom an ad works ─────────────────────────────────────────────────────────────────────────────────────────────

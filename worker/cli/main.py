@@ -30,7 +30,7 @@ COMMANDS = {
     "topics": "create the topics on Kafka, or check existing ones",
     "simulate": "repeat the experiments of the paper: policies, numbers of users, seeds",
     "explain": "show why a slate is chosen: probability, Q, width and bonus of every arm",
-    "parameters": "show, export, compare, roll back, freeze and unfreeze parameters",
+    "parameters": "show, export, tag, roll back, freeze and unfreeze parameters",
     "arms": "add, price, retire and list ads, or make them those of a file",
     "features": "change the declared features while serving and learning go on",
     "record": "write the topics of Kafka to a log file",

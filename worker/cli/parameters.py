@@ -8,14 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from worker.cli.description import (
-    describe,
-    difference_report,
-    differences,
-    profile_document,
-    profile_report,
-    report,
-)
+from worker.cli.description import describe, profile_document, profile_report, report
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.target import action, control, in_force, pick, pick_or_read, read_version, version_facts
 from worker.console import check_writable, moment, note, table, write_file, write_result
@@ -30,8 +23,6 @@ from worker.stream.versions import KEPT
 VERSION = Option("version", "version, by number or tag (default: the newest)", metavar="VERSION")
 ARM = Option("arm", "id of an ad, to see for whom it works instead of the whole version", metavar="ARM")
 OUTPUT = Option("output", "output file, or - for standard output", default="-", metavar="FILE")
-OLD = Option("old", "earlier version, by number or tag", positional=True)
-NEW = Option("new", "later version (default: the newest)", positional=True, optional=True)
 NAME = Option("name", "tag: a letter, then letters, digits, '.', '_' and '-'", positional=True)
 OF = Option("of", "version, by number or tag (default: the newest)", positional=True, optional=True)
 REMOVE = Option("remove", "removal of the tag", flag=True, default=False)
@@ -71,14 +62,6 @@ def export(options: argparse.Namespace) -> None:
     else:
         write_file(output, record + b"\n")
         note(f"wrote {output} ({len(record):,} bytes)")
-
-
-def diff(options: argparse.Namespace) -> None:
-    """Show the changes between two versions."""
-    target = control(options)
-    old, new = pick(target, options.old), pick(target, options.new)
-    changes = differences(old, new)
-    write_result(options.json, changes, difference_report(changes))
 
 
 def listing(options: argparse.Namespace) -> None:
@@ -161,7 +144,7 @@ _action = partial(action, "parameters")
 COMMAND = CommandSpec(
     name="parameters",
     summary=(
-        "Show, export and compare versions of the parameters; tag them; freeze learning, roll back, or import.\n"
+        "Show and export versions of the parameters; tag them; freeze learning, roll back, or import.\n"
         "All versions of the last hour, one an hour for a week, and tagged ones are kept. A version is named by its\n"
         "number or its tag."
     ),
@@ -177,7 +160,6 @@ COMMAND = CommandSpec(
         _action("list", listing, "", JSON),
         _action("show", show, "--arm coat", VERSION, ARM, JSON),
         _action("export", export, "--output now.json", VERSION, OUTPUT),
-        _action("diff", diff, "40 41", OLD, NEW, JSON),
         _action("tag", tag, "before-sale 41", NAME, OF, REMOVE, JSON),
         _action("rollback", rollback, "39", TO, JSON),
         _action("import", import_, "v41.json", FILE, JSON),
