@@ -147,14 +147,12 @@ def warnings(report: ReplayReport) -> list[str]:
     ]
     if imported := report.unverified_because["imported"]:
         found.append(f"nothing to verify: {imported:,} decisions of another system, which were imported")
-    if report.unfolded and report.mode == "verify":
+    if report.stopped_by is not None:
+        found.append(f"not compared: the versions after {report.stopped_after}, because of {report.stopped_by}")
+    elif report.unfolded and report.mode == "verify":
         found.append(
             f"not folded again: {report.unfolded:,} versions, because the journal before them is not in the log"
         )
-    found += [f"the journal lacks the offsets {first} to {last}" for first, last in report.journal_holes[:3]]
-    if report.lost_after is not None:
-        rollback = "a rollback to a version that is not in the log"
-        found.append(f"not compared: the versions after {report.lost_after}, because of {rollback}")
     counts = (
         (report.stale, "decisions by an older version than the one in force, which reached the worker late"),
         (report.bad_lines, f"bad lines skipped, the first: {report.first_bad}"),

@@ -36,7 +36,7 @@ from worker.logs.format import NO_TIMESTAMP
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, OrderedLog, read_log
 from worker.logs.traces import UNLIMITED, opened_by, opening
 from worker.replay.report import ReplayReport, Status, VersionResult
-from worker.replay.versions import Origin, compare, find_origin, is_lost, read_timetable
+from worker.replay.versions import LOST, Origin, compare, find_origin, is_lost, read_timetable
 from worker.stream.chance import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
@@ -298,7 +298,7 @@ class Relearner:
         facts, self._facts = self._facts, []
         outcome = self._learner.handle(facts)
         if is_lost(self._learner, outcome):
-            self._report.lost_after = self._learner.current.version
+            self._report.stop(self._learner.current, LOST)
             self._compared = False
         for episode in outcome.episodes:
             self._report.sessions += episode.sessions
@@ -316,9 +316,11 @@ class Relearner:
 
     def _compared_with_record(self, made: Parameters) -> Status:
         recorded = self._log.versions.known.get(made.version)
-        if not self._compared or recorded is None or recorded.sha256 == made.sha256:
+        if recorded is None or recorded.sha256 == made.sha256:
             return "folded"
-        return compare(made, self._log.versions.read(made.version), self._report.findings, self._tolerance)
+        if not self._compared or self._report.stopped_by is not None:
+            return "folded"
+        return compare(made, self._log.versions.read(made.version), self._report, self._tolerance)
 
 
 def _limits(entry: Entry) -> Limits:

@@ -34,9 +34,8 @@ class ReplayReport:
     versions : all versions, recorded or made
     unverified_because : decisions that could not be checked, by what the log lacks
     stale : decisions by an older version than the one in force, which reached the worker late
-    journal_holes : first and last missing offset of the first holes in the journal
     slates_recorded, slates_planned : slates taken from the log, and slates planned here, when learning is repeated
-    lost_after : last version before a rollback to a version that the log lacks; None if there was no such rollback
+    stopped_after, stopped_by : the last version that was compared, and the reason, if later ones cannot be
     learned : newest version, when learning is repeated
     """
 
@@ -58,11 +57,15 @@ class ReplayReport:
     sessions: int = 0
     clicks: int = 0
     revenue: float = 0.0
-    journal_holes: list[tuple[int, int]] = field(default_factory=list)
     slates_recorded: int = 0
     slates_planned: int = 0
-    lost_after: int | None = None
+    stopped_after: int | None = None
+    stopped_by: str | None = None
     learned: Parameters | None = None
+
+    def stop(self, last: Parameters, reason: str) -> None:
+        """Note that no version after this one can be compared."""
+        self.stopped_after, self.stopped_by = last.version, reason
 
     @property
     def events(self) -> int:
@@ -102,6 +105,6 @@ class ReplayReport:
         """Return the report in its JSON form."""
         names = [one.name for one in fields(self) if one.name not in ("findings", "first_bad", "learned")]
         if self.mode != "relearn":
-            names = [name for name in names if name not in ("slates_recorded", "slates_planned", "lost_after")]
+            names = [name for name in names if name not in ("slates_recorded", "slates_planned")]
         names += ["events", "mismatches", "unverified", "unfolded", "rounded"]
         return {name: getattr(self, name) for name in names} | {"first_mismatches": self.findings.as_json()}
