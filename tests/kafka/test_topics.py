@@ -16,7 +16,7 @@ from tests.kafka.fleet import CommandLine, Fleet, TopicSet
 from tests.programs import eventually
 from worker.cli.main import main
 from worker.kafka.clients import TopicReader
-from worker.kafka.topics import compressed_inputs, topics_at_start, wait_for_topics
+from worker.kafka.topics import topics_at_start, wait_for_topics
 
 
 class TopicsCommand(TopicSet):
@@ -89,15 +89,22 @@ def test_create_leaves_existing_topics_as_they_are_and_takes_their_partition_cou
     assert found["parameters"]["differences"][0] == "cleanup.policy is delete, not compact"
 
 
-def test_an_input_whose_batches_the_broker_does_not_unpack_is_a_warning_for_the_worker(topics: TopicsCommand) -> None:
-    def warnings() -> list[str]:
-        return compressed_inputs(topics_at_start(topics.connection, topics.names), topics.names)
-
-    topics.json("create")
-    assert warnings() == []
+def test_topics_that_differ_are_named_when_a_worker_starts(
+    topics: TopicsCommand, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics.json("create", "--partitions", "3", "--journal-retention", "1h")
+    assert topics_at_start(topics.connection, topics.names) == 3
+    assert not caplog.records
     topics.configure(topics.names.clicks, compression_type="producer")
+
+    def warnings() -> list[str]:
+        caplog.clear()
+        topics_at_start(topics.connection, topics.names)
+        return caplog.messages
+
     (line,) = eventually(warnings, what="the setting is known")
-    assert line.startswith(f"{topics.names.clicks}: compression.type is producer: set it to uncompressed")
+    wanted = "compression.type is producer, not uncompressed"
+    assert line == f"{topics.names.clicks}: {wanted} (adcascade topics check)"
 
 
 def test_more_replicas_than_brokers_are_reported_in_one_line(topics: TopicsCommand) -> None:

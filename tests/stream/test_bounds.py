@@ -22,11 +22,11 @@ from tests.stream.scenes import (
     serving,
 )
 from worker.stream.decoding import Limits
+from worker.stream.reading import ROOM
 from worker.stream.serving import Serving
 from worker.stream.session import Parked, ParkedRecord, Session, decode_state, encode_state
 from worker.stream.topology import (
     CUT_BYTES,
-    LEAST_BYTES,
     MOST_BYTES,
     RESERVED_BYTES,
     DeadLetter,
@@ -40,8 +40,8 @@ WIDE = Limits(max_record_bytes=1 << 30, max_exclude=1 << 20, max_session_id=1 <<
 STORED = serving().handle([arrival()]).changelog[0][1] or b""
 
 
-def bounded(most: int, **changes: Any) -> Serving:
-    return Serving(Versions(parameters(**changes)), topics=TOPICS, limits=WIDE, most_bytes=most)
+def unlimited() -> Serving:
+    return Serving(Versions(parameters()), topics=TOPICS, limits=WIDE)
 
 
 def size(letter: DeadLetter) -> int:
@@ -57,18 +57,17 @@ def size(letter: DeadLetter) -> int:
     key=st.one_of(st.none(), st.integers(0, 100_000).map(bytes)),
     value=st.one_of(st.none(), st.integers(0, 3 << 20).map(bytes)),
     error=st.one_of(st.text(max_size=50), st.integers(0, 100_000).map("é".__mul__), st.just("\ud800")),
-    most=st.integers(LEAST_BYTES, MOST_BYTES),
 )
 def test_a_dead_letter_fits_into_its_topic_whatever_the_record(
-    key: bytes | None, value: bytes | None, error: str, most: int
+    key: bytes | None, value: bytes | None, error: str
 ) -> None:
     record = Record("t" * 249, 2**31 - 1, 2**63 - 1, 0, key, value)
-    letter = dead_letter(record, "parked-overflow", error, most)
-    assert size(letter) <= most
+    letter = dead_letter(record, "parked-overflow", error)
+    assert size(letter) <= MOST_BYTES
     headers = dict(letter.headers)
     assert (letter.value == value) is ("value" not in headers.get("adcascade.cut", b"").decode())
     assert (letter.key == key) is ("key" not in headers.get("adcascade.cut", b"").decode())
-    if len(key or b"") <= 1024 and len(value or b"") <= most - RESERVED_BYTES:
+    if len(key or b"") <= 1024 and len(value or b"") <= MOST_BYTES - RESERVED_BYTES:
         assert (letter.key, letter.value, len(headers)) == (key, value, 5), "whole, without further headers"
 
 
@@ -88,15 +87,14 @@ def test_a_record_that_does_not_fit_is_cut_and_its_dead_letter_has_length_and_ha
 # ── outputs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("excluded", [100, 5_000, 20_000])
-@pytest.mark.parametrize("most", [LEAST_BYTES, 200_000])
-def test_an_arrival_whose_outputs_do_not_fit_leaves_nothing_but_a_dead_letter(most: int, excluded: int) -> None:
-    task = bounded(most)
+@pytest.mark.parametrize("excluded", [5_000, 20_000, 80_000])
+def test_an_arrival_whose_outputs_do_not_fit_leaves_nothing_but_a_dead_letter(excluded: int) -> None:
+    task = unlimited()
     records = [arrival("large", exclude=[f"arm-{n:06}" for n in range(excluded)]), arrival("small")]
     emits = task.handle(records)
     written = [*emits.journal, *emits.changelog, *emits.decisions]
-    assert all(len(key or b"") + len(value or b"") < most - RESERVED_BYTES for key, value in written)
-    is_large = excluded * 13 > (most - RESERVED_BYTES) // 4  # a number of one digit may take four times its length
+    assert all(len(key or b"") + len(value or b"") < ROOM for key, value in written)
+    is_large = excluded * 13 > ROOM // 4  # a number of one digit may take four times its length
     assert [fact["session_id"] for fact in facts(emits)] == (["small"] if is_large else ["large", "small"])
     assert reasons(emits) == ["too-large"] * is_large
     assert ("large" in task.table) is not is_large
@@ -106,17 +104,17 @@ def test_an_arrival_whose_outputs_do_not_fit_leaves_nothing_but_a_dead_letter(mo
 
 
 def test_parked_feedback_stays_within_what_the_changelog_takes() -> None:
-    task = bounded(LEAST_BYTES)
-    emits = task.handle([passed(arm="coat", padding="x" * 10_000, n=n) for n in range(20)])
+    task = unlimited()
+    emits = task.handle([passed(arm="coat", padding="x" * 160_000, n=n) for n in range(20)])
     assert set(reasons(emits)) == {"parked-overflow"}
     assert 0 < task.parked < 20
-    assert all(len(value or b"") < LEAST_BYTES - RESERVED_BYTES for _, value in emits.changelog)
+    assert all(len(value or b"") < ROOM for _, value in emits.changelog)
     assert_balanced(emits.tally, task)
 
 
 def test_feedback_larger_than_the_journal_takes_is_a_dead_letter() -> None:
-    task = bounded(LEAST_BYTES)
-    emits = task.handle([arrival(), click(padding="x" * LEAST_BYTES)])
+    task = unlimited()
+    emits = task.handle([arrival(), click(padding="x" * MOST_BYTES)])
     assert reasons(emits) == ["too-large"]
     assert len(emits.journal) == 1
     assert_balanced(emits.tally, task)
@@ -125,8 +123,8 @@ def test_feedback_larger_than_the_journal_takes_is_a_dead_letter() -> None:
 def test_a_session_stored_when_the_topics_took_more_is_served_from_memory() -> None:
     session = decode_state(STORED)
     assert isinstance(session, Session)
-    session.context = bytes(LEAST_BYTES)
-    task = bounded(LEAST_BYTES)
+    session.context = bytes(MOST_BYTES)
+    task = unlimited()
     tally = task.restore([Record(TOPICS.changelog, 0, 0, 0, b"s", encode_state(session))])
     emits = task.handle([passed()])
     tally.add(emits.tally)

@@ -283,11 +283,3 @@ class FakeAdmin:
             offset = self.cluster.firsts[place] if is_first else len(self.cluster.logs[place])
             futures[tp].set_result(SimpleNamespace(offset=offset))
         return futures
-
-    def list_topics(self, **_: Any) -> Any:
-        counts: dict[str, int] = defaultdict(int)
-        for topic, _number in self.cluster.logs:
-            counts[topic] += 1
-        return SimpleNamespace(
-            topics={name: SimpleNamespace(partitions=range(count), error=None) for name, count in counts.items()}
-        )

@@ -46,8 +46,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster.with_topics(TOPICS, COUNT)
     monkeypatch.setattr("worker.kafka.consumer.confluent_kafka.Consumer", lambda _: FakeConsumer(made))
     monkeypatch.setattr("worker.kafka.driver.durable_producer", lambda *_, **__: FakeProducer(made))
-    for module in ("consumer", "driver"):
-        monkeypatch.setattr(f"worker.kafka.{module}.AdminClient", lambda _: FakeAdmin(made))
+    monkeypatch.setattr("worker.kafka.consumer.AdminClient", lambda _: FakeAdmin(made))
     monkeypatch.setattr(app_module, "_end_within", lambda seconds: None)
     return made
 

@@ -14,8 +14,8 @@ from tests.mock_cluster import PARTITIONS, MockCluster
 from worker.errors import FailedError, InputError
 from worker.kafka.clients import TopicReader, partition_counts
 from worker.kafka.connection import LIBRARY_LOG, Connection
-from worker.kafka.topics import FoundTopic, compressed_inputs, largest_record
-from worker.stream.topology import LEAST_BYTES, MOST_BYTES, Topics
+from worker.kafka.topics import FoundTopic, TopicLayout
+from worker.stream.topology import Topics
 
 SECRET = "hush-hush-hush"
 TLS = {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": SECRET}
@@ -72,34 +72,21 @@ def test_what_librdkafka_repeats_is_logged_once(caplog: pytest.LogCaptureFixture
 
 # ── settings of topics ───────────────────────────────────────────────────────────────────────────────────────────────
 
-NAMES = Topics("t")
+JOURNAL = next(topic for topic in TopicLayout().topics(Topics("t"), 4) if topic.name == "t.journal")
 
 
-def found(**limits: int) -> dict[str, FoundTopic]:
-    """Return topics with these limits of the size of a batch."""
-    return {
-        getattr(NAMES, name): FoundTopic(partitions=1, replicas=1, settings={"max.message.bytes": str(limit)})
-        for name, limit in limits.items()
-    }
+def test_a_topic_with_which_no_worker_can_serve_is_refused_in_one_line() -> None:
+    small = {**JOURNAL.settings, "max.message.bytes": "1048575"}
+    with pytest.raises(FailedError, match=r"^t\.journal: max\.message\.bytes is 1048575, less than 1048576; raise it$"):
+        JOURNAL.check(FoundTopic(partitions=1, replicas=1, settings=small))
+    with pytest.raises(FailedError, match=r"^t\.journal has 2 partitions, and must have 1$"):
+        JOURNAL.check(FoundTopic(partitions=2, replicas=1, settings=JOURNAL.settings))
 
 
-def test_the_smallest_output_topic_bounds_all_outputs(caplog: pytest.LogCaptureFixture) -> None:
-    assert largest_record(found(journal=16 << 20, decisions=1_048_588), NAMES) == MOST_BYTES, "no changelog yet"
-    assert not caplog.records
-    assert largest_record(found(journal=16 << 20, changelog=300_000, dead_letters=200_000), NAMES) == 200_000
-    assert [record.args[0] for record in caplog.records if record.args] == [NAMES.dead_letters, NAMES.changelog]
-
-
-def test_a_topic_that_takes_too_little_is_refused_in_one_line() -> None:
-    with pytest.raises(FailedError, match=r"^t\.journal: max\.message\.bytes is 65535, less than 65536; raise it$"):
-        largest_record(found(journal=LEAST_BYTES - 1), NAMES)
-
-
-def test_without_the_right_to_read_settings_the_defaults_are_assumed() -> None:
-    unreadable = FoundTopic(partitions=1, replicas=1, settings={}, error="not authorized")
-    topics = dict.fromkeys((NAMES.arrivals, NAMES.clicks, NAMES.journal, NAMES.changelog), unreadable)
-    assert largest_record(topics, NAMES) == MOST_BYTES
-    assert compressed_inputs(topics, NAMES) == []
+def test_without_the_right_to_read_settings_the_right_ones_are_assumed(caplog: pytest.LogCaptureFixture) -> None:
+    JOURNAL.check(FoundTopic(partitions=1, replicas=1, settings={}, error="not authorized"))
+    (line,) = caplog.messages
+    assert line.startswith("the settings of t.journal cannot be read")
 
 
 # ── readers ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -64,11 +64,6 @@ OPERATION = (
         least=10,
         most=60_000,
     ),
-    count(
-        "changelog-replication",
-        "replicas of the changelog, if `adcascade topics create` has not created it",
-        _DEFAULTS["changelog_replication"],
-    ),
     Option("web-host", "address of /metrics, /livez and /readyz", default=_DEFAULTS["web_host"]),
     port("web-port", "port of the web server; 0: any free port"),
     *PROCESS,

@@ -50,7 +50,7 @@ def worker_app(
     count : the number of partitions of the inputs
     background : coroutines that run while the app does
     """
-    topics, replication = settings.topics, settings.changelog_replication
+    topics = settings.topics
     app = WorkerApp(
         settings.group,
         broker=f"{driver.SCHEME}://{settings.connection.servers[0]}",
@@ -62,7 +62,7 @@ def worker_app(
         # Would create a topic to elect a leader with; the assignment of the journal does that here.
         topic_disable_leader=True,
         topic_partitions=count,
-        topic_replication_factor=replication,
+        topic_allow_declare=False,
         table_standby_replicas=0,
         broker_commit_interval=COMMIT_INTERVAL,
         broker_session_timeout=settings.member_timeout,
@@ -79,8 +79,6 @@ def worker_app(
         topics.changelog,
         schema=PollSchema(),
         partitions=count,
-        replicas=replication,
-        config={"cleanup.policy": "compact"},
         acks=False,
         internal=True,
         allow_empty=True,

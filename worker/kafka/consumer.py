@@ -328,5 +328,4 @@ class Consumer(base.Consumer):
         return partition
 
     async def create_topic(self, *args: Any, **kwargs: Any) -> None:
-        """Create a topic."""
-        await self.app.producer.create_topic(*args, **kwargs)
+        """Do nothing: `adcascade topics create` creates the topics."""

@@ -12,12 +12,9 @@ Faust keeps recovery, flow and commits; librdkafka keeps the group. The driver d
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient, NewTopic
 from faust.serializers.schemas import Schema
 from faust.transport import base
 from faust.transport.drivers import TRANSPORTS
@@ -26,7 +23,7 @@ from faust.types.assignor import HostToPartitionMap, PartitionAssignorT
 from mode import Service
 from yarl import URL
 
-from worker.kafka.clients import durable_producer, existing_topics
+from worker.kafka.clients import durable_producer
 from worker.kafka.consumer import Consumer
 from worker.kafka.polls import Writer
 
@@ -130,18 +127,6 @@ class Producer(base.Producer):
     async def on_stop(self) -> None:
         """Give up what no broker has taken by now: it is not committed, and is read again."""
         self.librdkafka.purge()
-
-    async def create_topic(
-        self, topic: str, partitions: int, replication: int, *, config: Mapping[str, Any] | None = None, **_: Any
-    ) -> None:
-        """Create a topic if it does not exist."""
-        admin = AdminClient(self.app.settings.connection.configuration())
-        if await asyncio.to_thread(existing_topics, admin, [topic]):
-            return
-        new = NewTopic(
-            topic, partitions, replication, config={key: str(value) for key, value in (config or {}).items()}
-        )
-        await asyncio.wrap_future(admin.create_topics([new])[topic])
 
 
 class Transport(base.Transport):

@@ -33,7 +33,7 @@ from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.serving import Serving, handle_together
 from worker.stream.table import SessionRoom
-from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics, dead_letter
+from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics, dead_letter
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,6 @@ class Partitions:
     Parameters
     ----------
     know_versions : returns when all versions are known that are published now; called in every rebalance
-    most_bytes : the largest record that all output topics take
     """
 
     def __init__(
@@ -68,7 +67,6 @@ class Partitions:
         steady: Clock = steady_clock,
         secret: Secret | None = None,
         max_open_sessions: int | None = None,
-        most_bytes: int = MOST_BYTES,
     ) -> None:
         self.servings: dict[int, Serving] = {}
         #: The time up to which the progress of each partition is durable.
@@ -79,7 +77,6 @@ class Partitions:
         self._topics = topics
         self._metrics = metrics
         self._know_versions = know_versions
-        self._most_bytes = most_bytes
         self._make_serving = partial(
             Serving,
             parameters.versions,
@@ -87,7 +84,6 @@ class Partitions:
             limits=limits,
             secret=secret,
             room=SessionRoom(max_open_sessions),
-            most_bytes=most_bytes,
         )
         self._generation = self._next_number = -1
         self._knowing: asyncio.Task[None] | None = None
@@ -230,7 +226,7 @@ class Partitions:
             except Exception as error:
                 failed += 1
                 reason = f"serving raised {type(error).__name__}: {error}"[:500]
-                together.dead_letters.append(dead_letter(record, "invalid", reason, self._most_bytes))
+                together.dead_letters.append(dead_letter(record, "invalid", reason))
                 continue
             survived += 1
             together.journal += emits.journal

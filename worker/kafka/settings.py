@@ -21,7 +21,6 @@ class WorkerSettings(ProcessSettings):
     topics: Topics
     group: str = "adcascade"
     member_timeout: float = 10.0
-    changelog_replication: int = 1
     web_host: str = "127.0.0.1"
     web_port: int = 0
 

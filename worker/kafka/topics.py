@@ -18,7 +18,7 @@ from worker.errors import FailedError
 from worker.kafka.clients import REQUEST_TIMEOUT, admin_client, existing_topics, readable_errors
 from worker.kafka.connection import Connection, reason_of
 from worker.stream.events import MOST_PARTITIONS
-from worker.stream.topology import LEAST_BYTES, MOST_BYTES, Topics
+from worker.stream.topology import MOST_BYTES, Topics
 from worker.stream.version_sizes import VERSION_BYTES
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,18 @@ class WantedTopic:
     partitions: int
     settings: Mapping[str, str]
     at_least: Sequence[str] = (SIZE,)
+
+    def check(self, found: FoundTopic) -> None:
+        """Log the differences of an existing topic; raise `FailedError` if a worker cannot serve with it."""
+        if found.partitions != self.partitions:
+            raise FailedError(f"{self.name} has {found.partitions} partitions, and must have {self.partitions}")
+        if (size := int(found.settings.get(SIZE, MOST_BYTES))) < MOST_BYTES:
+            raise FailedError(f"{self.name}: {SIZE} is {size}, less than {MOST_BYTES}; raise it")
+        if found.error:
+            log.warning("the settings of %s cannot be read, the right ones are assumed: %s", self.name, found.error)
+            return
+        for difference in self.differences(found):
+            log.warning("%s: %s (adcascade topics check)", self.name, difference)
 
     def differences(self, found: FoundTopic) -> list[str]:
         """Return the differences of an existing topic, one line each."""
@@ -242,69 +254,19 @@ def wait_for_topics(admin: AdminClient, topics: Collection[str]) -> None:
 # ── at the start of a worker ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def topics_at_start(connection: Connection, names: Topics) -> dict[str, FoundTopic]:
-    """Return the topics that exist, with a warning for those whose settings cannot be read."""
+def topics_at_start(connection: Connection, names: Topics) -> int:
+    """Return the partition count of the inputs; log how the topics differ from what `topics create` makes.
+
+    Raise `FailedError` if a worker cannot serve with them.
+    """
     with readable_errors(connection):
         found = find(admin_client(connection), names)
-    for name, topic in found.items():
-        if topic.error:
-            log.warning("the settings of %s cannot be read, the right ones are assumed: %s", name, topic.error)
-    return found
-
-
-def input_partitions(found: Mapping[str, FoundTopic], names: Topics) -> int:
-    """Return the partition count of the inputs; raise `FailedError` if a topic is missing or has a wrong count."""
-    # Faust creates the changelog if it is missing.
-    wanted = [topic.name for topic in TopicLayout().topics(names, 1) if topic.name != names.changelog]
-    if missing := [name for name in wanted if name not in found]:
+    count = found[names.arrivals].partitions if names.arrivals in found else DEFAULT_PARTITIONS
+    wanted = TopicLayout(journal_retention=0).topics(names, count)  # how long topics are kept is their owner's business
+    if missing := [topic.name for topic in wanted if topic.name not in found]:
         raise FailedError(f"no topic {', '.join(missing)}: create them first (adcascade topics create)")
-    count = found[names.arrivals].partitions
-    for name in (names.clicks, names.decisions, names.changelog):
-        if name in found and found[name].partitions != count:
-            raise FailedError(
-                f"{name} has {found[name].partitions} partitions and {names.arrivals} has {count}: "
-                "the counts must be equal"
-            )
     if count > MOST_PARTITIONS:
         raise FailedError(f"{names.arrivals} has {count} partitions: adcascade supports at most {MOST_PARTITIONS}")
-    for name in (names.journal, names.parameters, names.parameters_history):
-        if found[name].partitions != 1:
-            raise FailedError(f"{name} has {found[name].partitions} partitions: it must have one, for a total order")
+    for topic in wanted:
+        topic.check(found[topic.name])
     return count
-
-
-def compressed_inputs(found: Mapping[str, FoundTopic], names: Topics) -> list[str]:
-    """Return a warning for each input topic whose broker does not bound what a batch unpacks to."""
-    return [
-        f"{name}: {COMPRESSION} is {compression}: set it to {UNCOMPRESSED}, so that the broker refuses a small batch "
-        "that unpacks to more than the memory of a worker (adcascade topics check)"
-        for name in (names.arrivals, names.clicks)
-        if (compression := found[name].settings.get(COMPRESSION, UNCOMPRESSED)) != UNCOMPRESSED
-    ]
-
-
-def largest_record(found: Mapping[str, FoundTopic], names: Topics) -> int:
-    """Return the bytes of the largest record, or batch, that every output topic takes; at most `MOST_BYTES`.
-
-    Raise `FailedError` if that is less than a worker needs.
-    """
-    largest = MOST_BYTES
-    for name in (names.journal, names.dead_letters, names.changelog, names.decisions):
-        size = int(found[name].settings.get(SIZE, DEFAULT_BYTES)) if name in found else DEFAULT_BYTES
-        if size < LEAST_BYTES:
-            raise FailedError(f"{name}: {SIZE} is {size}, less than {LEAST_BYTES}; raise it")
-        if size < MOST_BYTES:
-            log.warning("%s: %s is %d; larger outputs become dead letters of their input", name, SIZE, size)
-        largest = min(largest, size)
-    return largest
-
-
-def largest_version(found: Mapping[str, FoundTopic], names: Topics) -> int:
-    """Return the bytes of the largest version that the parameters topic takes; at most `VERSION_BYTES`."""
-    size = int(found[names.parameters].settings.get(SIZE, VERSION_BYTES))
-    if size < VERSION_BYTES:
-        log.warning(
-            "%s: %s is %d; a version that is larger cannot be published. Set it to %d",
-            *(names.parameters, SIZE, size, VERSION_BYTES),
-        )
-    return min(VERSION_BYTES, size)

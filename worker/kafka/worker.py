@@ -13,7 +13,7 @@ from worker.kafka.parameters import PublishedParameters, VersionReader, publishe
 from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
-from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version, topics_at_start
+from worker.kafka.topics import topics_at_start
 from worker.metrics import CONSUMED, Metrics
 from worker.runtime.learner_process import LearnerProcess, count_report
 from worker.runtime.memory import collect_garbage_rarely, let_the_loop_go_first
@@ -33,14 +33,11 @@ def run_worker(settings: WorkerSettings) -> int:
     do.
     """
     connection, topics = settings.connection, settings.topics
-    found = topics_at_start(connection, topics)
-    count, most_bytes = input_partitions(found, topics), largest_record(found, topics)
+    count = topics_at_start(connection, topics)
     history = published_versions(connection, topics)
     learning, first = settings.configured(history)
     if not history:
-        check_size(first, largest_version(found, topics))
-    for line in compressed_inputs(found, topics):
-        log.warning(line)
+        check_size(first)
     if settings.start is not None and not history:
         log.info(settings.start.line(first))
     for line in settings.surprises(history[-1] if history else first):
@@ -58,7 +55,6 @@ def run_worker(settings: WorkerSettings) -> int:
         limits=settings.limits,
         secret=settings.secret,
         max_open_sessions=most_sessions,
-        most_bytes=most_bytes,
     )
     app = _make_app(settings, learning, partitions, versions, metrics, count)
     unready = partial(_unready, app, versions, parameters)

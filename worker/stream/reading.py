@@ -19,7 +19,7 @@ from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
 from worker.stream.session import Parked, Session
 from worker.stream.settings import LearningSettings
 from worker.stream.slates import Slate, SlatePlanner
-from worker.stream.topology import RESERVED_BYTES, Emits, Record, dead_letter
+from worker.stream.topology import MOST_BYTES, RESERVED_BYTES, Emits, Record, dead_letter
 from worker.stream.versions import Versions
 
 #: By session id: the planner, the packed context, and the slate.
@@ -66,33 +66,30 @@ def judged_arrival(
 
 #: Bytes of a number of a context and a comma, at most.
 LONGEST_NUMBER = 26
+#: Bytes of an output for key and value.
+ROOM = MOST_BYTES - RESERVED_BYTES
 
 
 class RecordReader:
-    """Reads the inputs of one partition under the limits of the newest version; `arrivals` is the name of a topic.
+    """Reads the inputs of one partition under the limits of the newest version; `arrivals` is the name of a topic."""
 
-    `most_bytes` is the largest record that all output topics take.
-    """
-
-    def __init__(self, versions: Versions, arrivals: str, limits: Limits, most_bytes: int) -> None:
+    def __init__(self, versions: Versions, arrivals: str, limits: Limits) -> None:
         self._versions = versions
         self._arrivals = arrivals
         self._limits = limits
-        self._most_bytes = most_bytes
-        self._room = most_bytes - RESERVED_BYTES  # for key and value
 
     def can_park(self, parked: Parked, value: bytes) -> bool:
         """Whether another record fits into a table value."""
-        return sum(len(kept.value) for kept in parked.records) + len(value) <= self._room // 2
+        return sum(len(kept.value) for kept in parked.records) + len(value) <= ROOM // 2
 
     def fitting(self, topic: str, pairs: Iterable[tuple[bytes, bytes]], emits: Emits) -> list[tuple[bytes, bytes]]:
         """Return the records that fit, and report the others."""
         written = []
         for key, value in pairs:
-            if len(key) + len(value) <= self._room:
+            if len(key) + len(value) <= ROOM:
                 written.append((key, value))
             else:
-                emits.tally.troubles.add("too-large-output", f"{topic}: {len(value)} bytes, more than {self._room}")
+                emits.tally.troubles.add("too-large-output", f"{topic}: {len(value)} bytes, more than {ROOM}")
         return written
 
     def read(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
@@ -101,7 +98,7 @@ class RecordReader:
         # Of an object, the outputs have all columns, for any length.
         encoded = 0 if encoder is None else LONGEST_NUMBER * self._versions.dim
         # A number of one digit and a comma become eight bytes at most, in the journal or in the table.
-        largest = (self._room - self._versions.slate_bytes - encoded) // 4
+        largest = (ROOM - self._versions.slate_bytes - encoded) // 4
         events: list[Arrival | Feedback | None] = []
         unlisted: list[tuple[str, str]] = []
         arrivals = 0
@@ -147,7 +144,7 @@ class RecordReader:
 
     def reject(self, record: Record, reason: str, error: str, emits: Emits) -> None:
         """Add a dead letter, and count it."""
-        emits.dead_letters.append(dead_letter(record, reason, error, self._most_bytes))
+        emits.dead_letters.append(dead_letter(record, reason, error))
         emits.tally.dead[reason] += 1
         emits.tally.troubles.add("dead-letters", f"{record.where}: {reason}")
         if record.topic == self._arrivals:

@@ -38,7 +38,7 @@ from worker.stream.reading import Batch, RecordReader
 from worker.stream.session import Session, brief_exclusions, encode_state
 from worker.stream.slates import SlatePlanner
 from worker.stream.table import SessionRoom, SessionTable
-from worker.stream.topology import MOST_BYTES, Emits, Record, Tally, Topics
+from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
 
 REUSED = "another arrival has this session_id; ids must be unique"
@@ -91,7 +91,6 @@ class Serving(SessionTable):
     secret : key of the tokens that decisions carry and feedback must return; no tokens by default
     keep_changelog : whether the table's changes are stored
     room : room for sessions, shared by the partitions of a worker; unbounded by default
-    most_bytes : the largest record that all output topics take
     """
 
     def __init__(
@@ -104,12 +103,11 @@ class Serving(SessionTable):
         secret: Secret | None = None,
         keep_changelog: bool = True,
         room: SessionRoom | None = None,
-        most_bytes: int = MOST_BYTES,
     ) -> None:
         super().__init__(versions, room or SessionRoom(), partition)
         self._secret = secret
         self._keep_changelog = keep_changelog
-        self._reader = RecordReader(versions, topics.arrivals, limits or Limits(), most_bytes)
+        self._reader = RecordReader(versions, topics.arrivals, limits or Limits())
         self._feedback = FeedbackJoin(sessions=self, topics=topics, reader=self._reader, secret=secret)
 
     # ── a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────

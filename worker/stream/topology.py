@@ -96,10 +96,8 @@ class DeadLetter(NamedTuple):
     headers: list[tuple[str, bytes]]
 
 
-#: The most bytes of a written record with all that Kafka adds, unless a topic takes less: the default of brokers.
+#: The most bytes of a written record with all that Kafka adds: the default of brokers. All output topics take it.
 MOST_BYTES: Final = 1 << 20
-#: The least that a topic must take.
-LEAST_BYTES: Final = 64 << 10
 #: Of these, kept for what is not the value: headers and the key of a dead letter, lengths, the head of the batch.
 RESERVED_BYTES: Final = 4 << 10
 #: The bytes that a dead letter carries of a value that does not fit.
@@ -107,8 +105,8 @@ CUT_BYTES: Final = 32 << 10
 _CUT_KEY = _CUT_ERROR = 1024
 
 
-def dead_letter(record: Record, reason: str, error: str, most: int = MOST_BYTES) -> DeadLetter:
-    """Return the dead letter of a record, for a topic that takes `most` bytes: with its first bytes if it is larger.
+def dead_letter(record: Record, reason: str, error: str) -> DeadLetter:
+    """Return the dead letter of a record, with its first bytes if a topic would not take all of them.
 
     >>> letter = dead_letter(Record("ads.clicks", 0, 7, 0, b"s", bytes(2_000_000)), "too-large", "2000000 bytes")
     >>> len(letter.value), [value for name, value in letter.headers if name in ("adcascade.cut", "adcascade.length")]
@@ -123,7 +121,7 @@ def dead_letter(record: Record, reason: str, error: str, most: int = MOST_BYTES)
         ("adcascade.error", error.encode(errors="replace")[:_CUT_ERROR]),
     ]
     long_key = key is not None and len(key) > _CUT_KEY
-    long_value = value is not None and len(value) > most - RESERVED_BYTES
+    long_value = value is not None and len(value) > MOST_BYTES - RESERVED_BYTES
     if long_key or long_value:
         headers.append(("adcascade.cut", b"key,value" if long_key and long_value else b"key" if long_key else b"value"))
     if key is not None and long_key:

@@ -126,8 +126,8 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         least=20,
     ),
     "too-large-output": TroubleKind(
-        "The output of a record is larger than its topic takes. A dead letter replaces it.",
-        "Raise max.message.bytes of the topic that the example names (adcascade topics check), or limit the clients.",
+        "The outputs of a record may be larger than 1 MiB, which topics take. A dead letter replaces it.",
+        "Lower --max-record-bytes, or limit the clients.",
     ),
     "too-many-sessions": TroubleKind(
         "The worker holds as many sessions as it may. Further arrivals get fallback ads and are not learned from.",

@@ -96,7 +96,7 @@ def too_large(parameters: Parameters, most: int = VERSION_BYTES) -> str | None:
     return f"{reason}; of {model.dim:,} columns of contexts and {columns:,} of ads, {widest(widths)}"
 
 
-def check_size(parameters: Parameters, most: int = VERSION_BYTES) -> None:
+def check_size(parameters: Parameters) -> None:
     """Raise `InputError` if a version does not fit into a record."""
-    if reason := too_large(parameters, most):
+    if reason := too_large(parameters):
         raise InputError(f"the catalogue is too large: {reason}")
