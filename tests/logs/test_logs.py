@@ -1,10 +1,10 @@
-"""Logs: records are read back to the byte, a bad line is named by its number, and a recording is in order."""
+"""Logs: records are read back to the byte, a bad line is named by its number."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from worker.errors import FailedError, InputError
 from worker.logs.format import NO_TIMESTAMP, BadLineError, LogReader, LogWriter, decode_line, encode_line
-from worker.logs.record import TimeOrder
 from worker.stream.events import MOST
 from worker.stream.topology import Record
 
@@ -220,33 +219,3 @@ def test_flushed_lines_can_be_read_while_the_file_is_open(tmp_path: Path) -> Non
         log.flush()
         assert read(tmp_path / "log") == [CLICK]
 
-
-# ── recording from several partitions ────────────────────────────────────────────────────────────────────────────────
-
-TIMES = st.lists(st.lists(st.integers(-1, 50), max_size=12), min_size=1, max_size=5)
-
-
-@given(TIMES, st.data())
-def test_no_record_is_lost_every_partition_keeps_its_order_and_the_times_rise(
-    partitions: list[list[int]], data: st.DataObject
-) -> None:
-    places = [("clicks", number) for number in range(len(partitions))]
-    added = [0] * len(partitions)
-    latest = [-1] * len(partitions)
-    times: dict[tuple[int, int], int] = {}  # an earlier time than before it counts as that
-    taken: list[tuple[int, int]] = []
-    with closing(TimeOrder(places)) as order:
-        while unread := [number for number, stamps in enumerate(partitions) if added[number] < len(stamps)]:
-            number = data.draw(st.sampled_from(unread))
-            for _ in range(data.draw(st.integers(1, len(partitions[number]) - added[number]))):
-                offset, stamp = added[number], partitions[number][added[number]]
-                order.add(Record("clicks", number, offset, stamp, None, None))
-                times[number, offset] = latest[number] = max(latest[number], stamp)
-                added[number] += 1
-            exhausted = [places[n] for n, stamps in enumerate(partitions) if added[n] == len(stamps)]
-            bound = data.draw(st.integers(0, 60))
-            certain = [(place[1], offset) for place, offset, _, _ in order.drain(exhausted, before=bound)]
-            assert all(times[record] < bound for record in certain)
-            taken += certain
-        taken += [(place[1], offset) for place, offset, _, _ in order.drain(exhausted=places)]
-    assert taken == sorted(times, key=lambda record: (times[record], *record))

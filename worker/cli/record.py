@@ -35,14 +35,12 @@ def topic_list(text: str) -> tuple[str, ...]:
 
 
 def beginning(text: str) -> dict[str, int]:
-    """Return the offset or the time at which a `Span` begins; nothing for earliest.
+    """Return the time at which a `Span` begins; nothing for earliest.
 
-    >>> beginning("17"), beginning("1970-01-01T00:00:01Z"), beginning("earliest")
-    ({'start': 17}, {'since': 1000}, {})
+    >>> beginning("1970-01-01T00:00:01Z"), beginning("earliest")
+    ({'since': 1000}, {})
     """
-    if text == "earliest":
-        return {}
-    return {"start": int(text)} if text.isdecimal() else {"since": timestamp(text, wall_clock())}
+    return {} if text == "earliest" else {"since": timestamp(text, wall_clock())}
 
 
 def ending(text: str) -> dict[str, int]:
@@ -55,7 +53,7 @@ OPTIONS = (
     *CONNECTION,
     Option(
         "from",
-        "start: earliest, an offset (of every partition), a time (2026-01-31T12:00:00Z), or an age (10m)",
+        "start: earliest, a time (2026-01-31T12:00:00Z), or an age (10m)",
         parse=beginning,
         metavar="WHERE",
         default={},
@@ -96,11 +94,6 @@ def run(options: argparse.Namespace) -> int:
     seconds = time.perf_counter() - began
     write_json(options.json, as_json(recorded, seconds, topics, stopped=bool(stopped)))
     (note if "-" in (options.file, options.json) else say)(summary(log.name, recorded, seconds))
-    if recorded.gone:
-        note(
-            f"{recorded.gone:,} records of the parameters are gone, by compaction or retention: replay counts the "
-            "decisions by versions that the history has not kept either as unverified"
-        )
     if stopped and not options.live:
         note("stopped before the end; the log is complete up to this point")
         return 128 + stopped
@@ -126,7 +119,6 @@ def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool
     return {
         "records": recorded.records,
         "topics": {name: recorded.counts[f"{topics.prefix}.{name}"] for name in TOPICS},
-        "parameters_gone": recorded.gone,
         "first": recorded.first,
         "last": recorded.last,
         "stopped": stopped,
@@ -146,10 +138,10 @@ def summary(name: str, recorded: Recorded, seconds: float) -> str:
 COMMAND = CommandSpec(
     name="record",
     summary=(
-        "Writes topics of Kafka to a log of JSON lines, as kcat -J does, in the order of time. `adcascade replay`\n"
-        "checks every decision and every version of a log of all topics. Parameters and their history are always read\n"
-        "from the beginning of their topics. Versions that neither has are not in the log, and replay counts their\n"
-        "decisions as unverified."
+        "Writes topics of Kafka to a log of JSON lines, as kcat -J does; each partition keeps its order.\n"
+        "`adcascade replay` checks every decision and every version of a log of all topics. Parameters and their\n"
+        "history are always read from the beginning of their topics. Versions that neither has are not in the log, so\n"
+        "that replay counts their decisions as unverified."
     ),
     examples=(
         "adcascade record log.gz && adcascade replay log.gz --verify",

@@ -213,10 +213,6 @@ class TopicReader:
         self.positions, self.at_end = dict(positions), set()
         self._consumer.assign([TopicPartition(*tp, offset) for tp, offset in positions.items()])
 
-    def pause(self, topic: str, partition: int) -> None:
-        """Return no further records of a partition."""
-        self._consumer.pause([TopicPartition(topic, partition)])
-
     def poll(self, seconds: float, most: int = 10_000) -> list[Message]:
         """Return the next records; wait for the first of them.
 
@@ -252,6 +248,12 @@ class TopicReader:
         self, starts: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]
     ) -> Iterator[Record]:
         """Yield the records of partitions, with offsets from `starts` to below `ends`; each partition in its order."""
+        yield from map(record_of, self.messages_between(starts, ends))
+
+    def messages_between(
+        self, starts: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]
+    ) -> Iterator[Message]:
+        """Yield the same as messages, with their headers."""
         left = {place: start for place, start in starts.items() if start < ends[place]}
         if not left:
             return
@@ -262,13 +264,14 @@ class TopicReader:
                 messages = self.poll(0.2)
                 for message in messages:
                     if message.offset() < ends[message.topic(), message.partition()]:
-                        yield record_of(message)
+                        yield message
                 left = {place: at for place, at in self.positions.items() if at < ends[place]}
                 if messages:
                     waiting_since = monotonic()
                 elif left and monotonic() - waiting_since > _PATIENCE:
-                    topic = next(iter(left))[0]
-                    raise FailedError(f"{topic} cannot be read: no record for {_PATIENCE:.0f} s before its end")
+                    topic, partition = next(iter(left))
+                    where = f"{topic}, partition {partition}"
+                    raise FailedError(f"{where} cannot be read: no record for {_PATIENCE:.0f} s before its end")
         finally:
             if self.positions is mine:
                 self.read_from({})  # later records are not fetched
