@@ -218,4 +218,3 @@ def test_flushed_lines_can_be_read_while_the_file_is_open(tmp_path: Path) -> Non
         log(CLICK)
         log.flush()
         assert read(tmp_path / "log") == [CLICK]
-
