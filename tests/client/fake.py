@@ -15,7 +15,6 @@ class FakeTransport:
     """Acknowledges at once unless `holds` is set; answers arrivals at once if `answers` has a slate."""
 
     def __init__(self, *, answers: tuple[str, ...] | None = None, holds: bool = False) -> None:
-        self.partitions = 4
         self.trouble: str | None = None
         self.sent: list[Keyed] = []
         self.answers, self.holds, self.stopped = answers, holds, False
@@ -52,12 +51,12 @@ class FakeTransport:
             future.set_exception(UndeliveredError("no broker accepted the record"))
         self._futures.clear()
 
-    def decide(self, session_id: str, position: int, slate: tuple[str, ...], *, partition: int = 3) -> None:
+    def decide(self, session_id: str, position: int, slate: tuple[str, ...]) -> None:
         """Deliver the decision of a position; `slate` has the ads from there on."""
-        self.deliver(session_id.encode(), decision(session_id, position, slate, tokens=self.tokens), partition)
+        self.deliver(session_id.encode(), decision(session_id, position, slate, tokens=self.tokens))
 
-    def deliver(self, key: bytes | None, value: bytes | None, partition: int = 3) -> None:
-        self._receive([Record("ads.decisions", partition, 0, 0, key, value)])
+    def deliver(self, key: bytes | None, value: bytes | None) -> None:
+        self._receive([Record("ads.decisions", 3, 0, 0, key, value)])
 
     # ── what was sent ────────────────────────────────────────────────────────────────────────────────────────────────
 

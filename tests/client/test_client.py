@@ -66,7 +66,7 @@ async def test_a_session_without_eligible_ads_has_ended_at_once() -> None:
         assert (shown.arm, shown.mode) == (None, "none")
 
 
-async def test_feedback_carries_the_token_of_its_display_and_goes_to_the_partition_of_the_decision() -> None:
+async def test_feedback_carries_the_token_of_its_display() -> None:
     transport = FakeTransport(answers=SLATE)
     transport.tokens = True
     async with client_on(transport) as ads:
@@ -80,12 +80,11 @@ async def test_feedback_carries_the_token_of_its_display_and_goes_to_the_partiti
     clicks = transport.bodies("clicks")
     assert [click.get("token") for click in clicks] == ["token-1", "token-2", "mine", None, "token-3"]
     assert (clicks[-1]["position"], clicks[-1]["arm"]) == (3, "gloves")
-    assert [record.partition for record in transport.sent] == [None, 3, 3, 3, None, 3]
 
 
 async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> None:
     transport = FakeTransport()
-    ahead = AdDecision(session_id="s", arrived_at=2**50, position=1, slate=("a",), origin="worker", partition=0)
+    ahead = AdDecision(session_id="s", arrived_at=2**50, position=1, slate=("a",), origin="worker")
     async with client_on(transport) as ads:
         await ads.clicked(ahead)
     assert transport.bodies("clicks")[0]["occurred_at"] == 2**50
@@ -180,7 +179,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
 
 async def test_repeated_decisions_earlier_ones_and_those_of_others_change_nothing() -> None:
     transport = FakeTransport()
-    async with client_on(transport, prefetch=False) as ads:
+    async with client_on(transport) as ads:
         task = asyncio.create_task(ads.arrive([1], session_id="s"))
         await until(lambda: transport.sent)
         transport.decide("another", 1, ("wrong",))
@@ -189,17 +188,12 @@ async def test_repeated_decisions_earlier_ones_and_those_of_others_change_nothin
         transport.deliver(b"s", b"no decision")
         transport.decide("s", 1, SLATE)
         transport.decide("s", 1, ("changed",))
-        shown = await task
-        assert shown.slate == SLATE
-        waiting = asyncio.create_task(ads.passed(shown))
-        await until(lambda: len(transport.sent) == 2)
-        transport.decide("s", 1, SLATE)
-        await asyncio.sleep(0)
-        assert not waiting.done()
+        assert (await task).slate == SLATE
         transport.decide("s", 2, SLATE[1:])
-        assert (await waiting).arm == "hats"
         transport.decide("s", 1, SLATE)
-        assert ads.counts.repeated == 3
+        shown = await ads.arrive([1], session_id="s")
+        assert (shown.arm, shown.position, shown.origin) == ("hats", 2, "worker")
+        assert ads.counts.repeated == 2
 
 
 async def test_the_same_session_again_is_answered_from_memory_and_once_on_its_way_is_sent_once() -> None:
@@ -247,33 +241,6 @@ async def test_memory_is_bounded_by_number_and_age_but_keeps_those_who_wait() ->
         ads._exchange._clock = lambda: 1e12
         await ads.arrive([1], session_id="later", within=0.0001)
         assert list(ads._exchange._sessions) == [b"later"]
-
-
-# ── waiting for every decision ───────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_without_prefetching_every_decision_is_that_of_a_worker_or_else_the_slate() -> None:
-    transport = FakeTransport(answers=SLATE)
-    async with client_on(transport, prefetch=False) as ads:
-        shown = await ads.arrive([1], session_id="s")
-        task = asyncio.create_task(ads.passed(shown))
-        await until(lambda: len(transport.sent) == 2)
-        transport.decide("s", 2, SLATE[1:])
-        shown = await task
-        assert (shown.arm, shown.origin, shown.mode) == ("hats", "worker", "exploit")
-        shown = await ads.passed(shown, within=0.001)
-        assert (shown.arm, shown.origin, shown.mode) == ("gloves", "slate", None)
-        assert (await ads.passed(shown)).ended  # no worker answers the last position
-
-
-async def test_without_prefetching_a_late_decision_is_waited_for_after_a_fallback_ad() -> None:
-    transport = FakeTransport()
-    async with client_on(transport, prefetch=False, fallback=["house"]) as ads:
-        shown = await ads.arrive([1], session_id="s", within=0.001)
-        task = asyncio.create_task(ads.passed(shown))
-        await asyncio.sleep(0)
-        transport.decide("s", 1, SLATE)
-        assert (await task).arm == "shoes"
 
 
 # ── back-pressure and delivery ───────────────────────────────────────────────────────────────────────────────────────

@@ -67,13 +67,11 @@ async def test_every_decision_after_the_start_is_received_once_and_none_before_i
         assert await received.numbers(21) == [*range(100, 121)]
 
 
-async def test_records_go_to_the_partition_of_their_key_or_to_the_one_given(brokers: MockCluster) -> None:
+async def test_records_go_to_the_partition_of_their_key(brokers: MockCluster) -> None:
     async with connected(brokers) as (transport, _received):
         await asyncio.gather(*(transport.send(arrival(number)) for number in range(40)))
-        await transport.send(Keyed("clicks", b"s-1", b"{}", 2))
     placed = [record.partition for record in brokers.read(TOPICS.arrivals)]
     assert sorted(placed) == sorted(murmur2_partition(b"s-%d" % number, PARTITIONS) for number in range(40))
-    assert [record.partition for record in brokers.read(TOPICS.clicks)] == [2]
 
 
 async def test_decisions_that_come_while_the_loop_is_busy_are_received_afterwards_in_their_order(

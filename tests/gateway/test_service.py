@@ -108,7 +108,6 @@ async def test_a_pass_is_answered_with_the_next_decision_and_a_click_with_the_en
         assert await gateway.feedback(2, "shoe", True) == end
         assert await gateway.feedback(2, "shoe", True) == end  # again
         assert await gateway.arrive() == await gateway.service.session("s") == end
-    assert {record.partition for record in transport.sent[1:]} == {3}
 
 
 async def test_the_pass_of_the_last_ad_ends_the_session_without_a_decision() -> None:
@@ -143,16 +142,16 @@ async def test_a_click_after_the_time_of_its_session_is_sent_counted_as_late_and
 async def test_a_session_of_another_gateway_goes_on_here() -> None:
     transport = FakeTransport()
     async with gateway_on(transport) as gateway:
-        transport.decide("s", 1, SLATE, partition=2)
+        transport.decide("s", 1, SLATE)
         assert (await gateway.arrive()).body() == decision("s", 1, SLATE)
         task = asyncio.create_task(gateway.feedback(1, "cap"))
         await until(lambda: transport.sent)
-        transport.decide("s", 2, SLATE[1:], partition=2)
+        transport.decide("s", 2, SLATE[1:])
         assert shown(await task)["arm"] == "shoe"
-    assert [(record.topic, record.partition) for record in transport.sent] == [("clicks", 2)]
+    assert [record.topic for record in transport.sent] == ["clicks"]
 
 
-async def test_feedback_of_a_session_that_this_gateway_has_not_seen_is_sent_by_its_key() -> None:
+async def test_feedback_of_a_session_that_this_gateway_has_not_seen_is_sent() -> None:
     transport = FakeTransport()
     async with gateway_on(transport) as gateway:
         task = asyncio.create_task(gateway.feedback(1, "cap", token="t"))
@@ -160,7 +159,6 @@ async def test_feedback_of_a_session_that_this_gateway_has_not_seen_is_sent_by_i
         transport.decide("s", 2, SLATE[1:])
         assert shown(await task)["arm"] == "shoe"
         assert await gateway.feedback(3, "coat", session_id="other") == Answer("other", None, "exhausted")
-    assert [record.partition for record in transport.sent] == [None, None]
     assert transport.bodies("clicks")[0]["token"] == "t"
 
 

@@ -32,7 +32,6 @@ class Client:
     prefix : prefix of the topic names
     timeout : seconds after which an answer is given up
     fallback : ads to show if there is no answer in time, the first one first
-    prefetch : whether `passed` answers immediately from the slate, or waits for the decision of a worker
     most_in_flight : most requests without an answer or an acknowledgement; further ones wait, up to their timeout
     remember : most sessions that are remembered, for late decisions and repeated requests
     remember_seconds : how long they are remembered
@@ -47,7 +46,6 @@ class Client:
         prefix: str = "ads",
         timeout: float = 0.2,
         fallback: Sequence[str] = (),
-        prefetch: bool = True,
         most_in_flight: int = 10_000,
         remember: int = 20_000,
         remember_seconds: float = 70.0,
@@ -57,7 +55,7 @@ class Client:
         if not (timeout > 0 and delivery_timeout > 0 and most_in_flight >= 1 and remember >= 1):
             raise InputError("timeouts must be above 0, most_in_flight and remember at least 1")
         self._timeout, self._delivery_timeout = timeout, delivery_timeout
-        self._fallback, self._prefetch = tuple(fallback), prefetch
+        self._fallback = tuple(fallback)
         self._exchange = Exchange(
             transport or KafkaTransport(_connection(servers), Topics(prefix), delivery_timeout=delivery_timeout),
             most_in_flight=most_in_flight,
@@ -120,18 +118,16 @@ class Client:
         except Rejected as rejected:
             raise InputError(f"session {session_id!r}: {rejected.error}") from None
         if known is not None:
-            decision = from_record(known.decision(), known.partition)
+            decision = from_record(known.decision())
             has_ended = self._exchange.ending(record.key) is not None
             return decision.at(decision.position + len(decision.slate)) if has_ended else decision
         ads = self._fallback if fallback is None else tuple(fallback)
         return AdDecision(session_id=session_id, arrived_at=occurred_at, position=1, slate=ads, origin="timeout")
 
-    async def passed(self, decision: AdDecision, *, within: float | None = None) -> AdDecision:
+    async def passed(self, decision: AdDecision) -> AdDecision:
         """Report that the ad was seen and passed over; return the next one.
 
-        With `prefetch` the answer is the next ad of the slate, immediately: slates are planned as a whole and never
-        change. Without it, the answer is the decision of a worker, or the next ad of the slate if that does not come in
-        time.
+        The answer is the next ad of the slate, immediately: slates are planned as a whole and never change.
 
         Fallback ads are not reported, since no worker planned them. After one, the answer is the decision of the
         workers if it has come meanwhile, or else the next fallback ad.
@@ -141,19 +137,14 @@ class Client:
         key = decision.session_id.encode()
         if decision.timed_out:
             known = self._exchange.known(key)
-            if known is None and not self._prefetch:
-                known = await self._exchange.decision(key, 1, self._deadline(within))
             if known is not None:
-                return from_record(known.decision(), known.partition)
+                return from_record(known.decision())
             return decision.at(decision.position + 1) if decision.slate else decision
         following = decision.at(decision.position + 1)
         await self._report(decision, clicked=False)
         if following.ended:
             self._exchange.end(key, "exhausted")
-        if self._prefetch or following.ended:
-            return following
-        known = await self._exchange.decision(key, following.position, self._deadline(within))
-        return following if known is None else from_record(known.decision(), known.partition)
+        return following
 
     async def clicked(self, decision: AdDecision) -> None:
         """Report a click, and wait until the brokers have it. The session has ended with it.
@@ -175,16 +166,9 @@ class Client:
         arm: str,
         clicked: bool,
         token: str | None = None,
-        partition: int | None = None,
         occurred_at: int | None = None,
     ) -> None:
-        """Report feedback by its parts, as a browser sends them back, and wait until the brokers have it.
-
-        `partition` is needed only if topics were extended while the session was open.
-        """
-        known = self._exchange.known(session_id.encode())
-        if partition is None and known is not None:
-            partition = known.partition
+        """Report feedback by its parts, as a browser sends them back, and wait until the brokers have it."""
         feedback = Feedback(
             session_id=session_id,
             occurred_at=self._now() if occurred_at is None else occurred_at,
@@ -193,7 +177,7 @@ class Client:
             clicked=clicked,
             token=token,
         )
-        await asyncio.shield(await self._send(feedback, partition))
+        await asyncio.shield(await self._send(feedback))
 
     async def flush(self) -> None:
         """Wait until the brokers have everything. Raises `UndeliveredError` if they do not accept a record in time."""
@@ -209,10 +193,10 @@ class Client:
             clicked=clicked,
             token=decision.token,
         )
-        return await self._send(feedback, decision.partition)
+        return await self._send(feedback)
 
-    async def _send(self, feedback: Feedback, partition: int | None) -> asyncio.Future[None]:
-        record = Keyed("clicks", feedback.session_id.encode(), encode_feedback(feedback), partition)
+    async def _send(self, feedback: Feedback) -> asyncio.Future[None]:
+        record = Keyed("clicks", feedback.session_id.encode(), encode_feedback(feedback))
         sent = await self._exchange.report(record, self._deadline(self._delivery_timeout))
         if sent is None:
             raise UndeliveredError("too many requests are in flight; send it again later")

@@ -19,7 +19,7 @@ class AdDecision:
     """The ads of a session from a position on.
 
     `slate` has the ad of `position` first. `mode`, `propensity` and `value` are known for the position of a record
-    only. `partition` is that of the session, and feedback goes to the same one.
+    only.
 
     >>> shown = AdDecision(session_id="s", arrived_at=0, position=1, slate=("shoes", "hats"), origin="worker")
     >>> shown.arm, shown.at(2).arm, shown.at(3).ended
@@ -31,7 +31,6 @@ class AdDecision:
     position: int
     slate: tuple[str, ...]
     origin: Origin
-    partition: int | None = None
     mode: Mode | None = None
     propensity: float | None = None
     value: float | None = None
@@ -81,7 +80,7 @@ class AdDecision:
         )
 
 
-def from_record(record: DecisionRecord, partition: int) -> AdDecision:
+def from_record(record: DecisionRecord) -> AdDecision:
     """Return the decision of a record of the topic `decisions`."""
     return AdDecision(
         session_id=record.session_id,
@@ -89,7 +88,6 @@ def from_record(record: DecisionRecord, partition: int) -> AdDecision:
         position=record.position,
         slate=record.slate,
         origin="worker",
-        partition=partition,
         mode=record.mode,
         propensity=record.propensity,
         value=record.value,

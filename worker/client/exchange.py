@@ -37,14 +37,13 @@ Ending: TypeAlias = Literal["clicked", "exhausted"]
 
 
 class Known(NamedTuple):
-    """The decision of a session as it came, its position, and the partition of the session.
+    """The decision of a session as it came, and its position.
 
     It is decoded when it is needed, because a decoded one takes three times as much memory.
     """
 
     value: bytes
     position: int
-    partition: int
 
     def decision(self) -> Decision:
         """Decode the decision."""
@@ -238,7 +237,7 @@ class Exchange:
             except Rejected as rejected:
                 log.warning("%s: not a decision: %s", record.where, rejected)
                 continue
-            self._apply(session or self._add(key), Known(value, position, record.partition))
+            self._apply(session or self._add(key), Known(value, position))
 
     def _apply(self, session: _Session, known: Known) -> None:
         before, position = session.known, known.position

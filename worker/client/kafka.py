@@ -4,10 +4,8 @@ Rules that hold here:
 
 - The event loop produces: that never blocks, and a record leaves immediately. One thread polls decisions and delivery
   reports, and hands both to the loop in one call per poll.
-- Kafka's default partitioner (murmur2) chooses the partition of a key. The number of partitions is the one that
-  arrivals, clicks and decisions have in common while topics are extended one after the other.
-- The reader starts at the ends of the partitions. Partitions that are added later are read from their beginning; only
-  then are records sent to them.
+- Kafka's default partitioner (murmur2) chooses the partition of a key.
+- The reader starts at the ends of the partitions that are there. Running topics are not extended (docs/operations.md).
 - Records may be sent twice after a lost connection, and in another order, since workers accept every record any number
   of times. So the producer is not idempotent: no failure makes it unusable.
 """
@@ -23,13 +21,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from worker.client.transport import Keyed, Receive, UndeliveredError
 from worker.errors import FailedError
 from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection, reason_of
-from worker.stream.topology import Record, Topics, murmur2_partition
+from worker.stream.topology import Record, Topics
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +52,7 @@ class KafkaTransport:
     Parameters
     ----------
     delivery_timeout : seconds after which a record that no broker accepted is given up
-    refresh : seconds between two requests for the number of partitions, which also show whether the brokers answer
+    refresh : seconds between two requests that show whether the brokers answer
     """
 
     def __init__(
@@ -71,9 +69,7 @@ class KafkaTransport:
         self._watching: asyncio.Task[None]
         self._reports: list[_Report] = []  # of the thread
         self._polls: deque[tuple[list[Record], list[_Report]]] = deque()  # appended by the thread, removed by the loop
-        self._found_partitions = 0  # set by the loop, read by the thread
         self._stopping = threading.Event()
-        self.partitions = 0
         self.trouble: str | None = "not connected"
 
     # ── connection ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,24 +88,21 @@ class KafkaTransport:
         connection, topics = self._connection, self._topics
         connection.check()
         counts = partition_counts(connection, topics.arrivals, topics.clicks, topics.decisions)
-        if len(set(counts.values())) > 1:
-            found = ", ".join(f"{topic} has {count} partitions" for topic, count in counts.items())
-            raise FailedError(f"{found}; the numbers must be equal")
-        self.partitions = counts[topics.decisions]
         # Nobody needs the ends of partitions here, and each would wake the thread.
         self._reader = TopicReader(connection, auto_offset_reset="latest", enable_partition_eof=False)
-        decisions = [(topics.decisions, number) for number in range(self.partitions)]
+        decisions = [(topics.decisions, number) for number in range(counts[topics.decisions])]
         self._reader.read_from(offsets_of(self._reader.admin, decisions, END))
         self._producer = Producer(
             connection.configuration(
                 acks="all",
+                partitioner="murmur2",
                 linger_ms=0,
                 max_in_flight=5,  # under load, records wait for each other instead of for the broker, in batches
                 message_timeout_ms=max(1, int(1000 * self._delivery_timeout)),
             )
         )
         for topic in self._names.values():  # so that the first record does not wait for it
-            self._refresh_metadata(topic)
+            self._producer.list_topics(topic, timeout=_ANSWER_TIMEOUT)
 
     async def stop(self) -> None:
         """Wait until everything sent is delivered or given up, and disconnect."""
@@ -125,7 +118,6 @@ class KafkaTransport:
     def send(self, record: Keyed) -> asyncio.Future[None]:
         """Send a record."""
         sent: asyncio.Future[None] = self._loop.create_future()
-        partition = murmur2_partition(record.key, self.partitions) if record.partition is None else record.partition
         try:
             if self._stopping.is_set():
                 raise RuntimeError("the client is closed")
@@ -133,7 +125,6 @@ class KafkaTransport:
                 self._names[record.topic],
                 record.value,
                 record.key,
-                partition,
                 on_delivery=partial(self._on_delivery, sent),
             )
         except (KafkaException, BufferError, RuntimeError) as error:
@@ -175,7 +166,6 @@ class KafkaTransport:
     def _read(self) -> list[Record]:
         """Return the next decisions; wait for the first of them."""
         try:
-            self._extend()
             if len(self._polls) < _MOST_POLLS:
                 return [record_of(message) for message in self._reader.poll(_POLL_WAIT, _MOST_RECORDS)]
             pause = _POLL_WAIT
@@ -188,43 +178,25 @@ class KafkaTransport:
     def _on_delivery(self, sent: asyncio.Future[None], error: KafkaError | None, _: Message) -> None:
         self._reports.append((sent, error))
 
-    def _extend(self) -> None:
-        """Read partitions that are new, and have records sent to them."""
-        positions, found = self._reader.positions, self._found_partitions
-        if found <= len(positions):
-            return
-        self._found_partitions = 0  # until they are found again
-        if min(map(self._refresh_metadata, self._names.values())) >= found:
-            log.info("the topics have %d partitions, %d before", found, len(positions))
-            added = {(self._topics.decisions, number): 0 for number in range(len(positions), found)}
-            self._reader.read_from(positions | added)
-            self._in_loop(partial(setattr, self, "partitions", found))
-
-    def _refresh_metadata(self, topic: str) -> int:
-        """Update what the producer knows of a topic; return the number of its partitions."""
-        return len(self._producer.list_topics(topic, timeout=_ANSWER_TIMEOUT).topics[topic].partitions)
-
     def _in_loop(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
-    # ── brokers and partitions, in the loop ──────────────────────────────────────────────────────────────────────────
+    # ── the brokers, in the loop ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """Ask from time to time how many partitions all three topics have."""
-        topics, admin = TopicCollection([*self._names.values(), self._topics.decisions]), self._reader.admin
+        """Ask from time to time whether the brokers answer."""
+        admin = self._reader.admin
         while True:
             await asyncio.sleep(self._refresh)
             admin.poll(0)  # serves its callbacks
             try:
                 with readable_errors(self._connection):
-                    described = admin.describe_topics(topics, request_timeout=_ANSWER_TIMEOUT)
-                    found = await asyncio.gather(*map(asyncio.wrap_future, described.values()))
+                    await asyncio.wrap_future(admin.describe_cluster(request_timeout=_ANSWER_TIMEOUT))
             except FailedError as error:
                 self._report(str(error))
             else:
                 self._report(None)
-                self._found_partitions = min(len(topic.partitions) for topic in found)
 
     def _report(self, trouble: str | None) -> None:
         if trouble is None:

@@ -30,20 +30,15 @@ class UndeliveredError(FailedError):
 
 
 class Keyed(NamedTuple):
-    """A record for an input topic; without a partition it goes to that of its key."""
+    """A record for an input topic."""
 
     topic: Input
     key: bytes
     value: bytes
-    partition: int | None = None
 
 
 class ClientTransport(Protocol):
     """Moves records to and from the workers."""
-
-    @property
-    def partitions(self) -> int:
-        """The number of partitions over which new sessions are spread."""
 
     @property
     def trouble(self) -> str | None:

@@ -83,8 +83,7 @@ class KafkaAdService:
         record, feedback = self._judged(request, decision, planner)
         if self._exchange.is_unanswered(key):
             raise Rejected("arm-mismatch", FALLBACK_SHOWN)
-        partition = None if known is None else known.partition
-        sent = await self._exchange.report(Keyed("clicks", key, record, partition), deadline)
+        sent = await self._exchange.report(Keyed("clicks", key, record), deadline)
         if sent is None:
             raise UnavailableError("too many requests are in flight")
         settings = planner.parameters.settings
