@@ -15,7 +15,6 @@ from typing import Any, Final
 import msgspec
 
 from worker.stream.events import Arrival, Decision, Episode, Feedback, JournalEvent
-from worker.stream.history import HistoryIndex
 from worker.stream.version_records import VersionRecord
 
 #: The types of the records, by the name of their schema.
@@ -24,7 +23,6 @@ RECORDS: Final[Mapping[str, Any]] = {
     "click": Feedback,
     "decision": Decision,
     "episode": Episode,
-    "history-index": HistoryIndex,
     "journal": JournalEvent,
     "parameters": VersionRecord,
 }

@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import yaml
@@ -34,7 +33,6 @@ from worker.stream.contexts import ARRAYS, ObservedSessions, Standardisation
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
 from worker.stream.features import Features, FormerFeatures
-from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
 from worker.stream.lift import Lift
 from worker.stream.misfit import Misfit
 from worker.stream.parameters import Parameters, decode_parameters
@@ -264,20 +262,6 @@ def test_arrays_of_parameters_may_be_nested_lists() -> None:
     record["theta_context"] = [0.0, 0.5, 1.0]
     record["precision"]["context"] = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     validator("parameters").validate(record)
-
-
-def test_the_index_of_the_history_is_valid_and_has_exactly_the_fields_of_its_schema() -> None:
-    index = HistoryIndex(
-        through=9, slots={"recent/7": KeptVersion(7, 1_700_000_000_000, 5), "tag/a": KeptVersion(0, 0)}
-    )
-    record = json.loads(encode_index(index))
-    validator("history-index").validate(record)
-    assert list(record) == list(schema("history-index")["properties"]) == schema("history-index")["required"]
-    for wrong in ([7], [7, 0, 0, 0], [-1, 0, 0], ["7", 0, 0], {}):
-        spoiled = {"through": 9, "slots": {"recent/7": wrong}}
-        assert not validator("history-index").is_valid(spoiled)
-        with pytest.raises(msgspec.ValidationError):
-            decode_index(json.dumps(spoiled).encode())
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from worker.errors import FailedError, InputError
 from worker.stream.events import Tag
-from worker.stream.history import HOUR, KeptVersion, changes, first_time, tag_slot
+from worker.stream.history import HOUR, KeptVersion, changes, tag_slot
 from worker.stream.parameters import Parameters
 
 _SCHEMA: Final = """
@@ -232,14 +232,12 @@ class StateFolder(StateView):
 
     def keep_history(self, versions: Sequence[Parameters]) -> None:
         """Add the last versions to the history, where they are missing, and thin it (see `worker.stream.history`)."""
-        written, gone, kept = changes(self.slots(), versions)
-        for slot, parameters in written.items():
-            self._db.execute(
-                "INSERT OR REPLACE INTO history SELECT ?, version, ?, value FROM parameters WHERE version = ?",
-                (slot, kept[slot].made_at, parameters.version),
-            )
+        written, gone = changes(self.slots(), versions)
+        self._db.executemany(
+            "INSERT OR REPLACE INTO history SELECT ?, version, made_at, value FROM parameters WHERE version = ?",
+            [(slot, parameters.version) for slot, parameters in written.items()],
+        )
         self._db.executemany("DELETE FROM history WHERE slot = ?", [(slot,) for slot in gone])
-        self._db.execute("UPDATE history SET made_at = ? WHERE made_at = 0", (first_time(versions),))
 
     def tag(self, tag: Tag) -> bool:
         """Give a version its name, or remove the name; return False if the version is not kept."""

@@ -44,6 +44,7 @@ class KafkaControl:
         self._connection = connection
         self._names = names
         self._timeout = timeout
+        self._older = HistoryReader(names.parameters_history)
 
     def history(self) -> list[Parameters]:
         """Return the versions kept, oldest first."""
@@ -54,21 +55,19 @@ class KafkaControl:
 
     def slots(self) -> dict[str, KeptVersion]:
         """Return the versions in the history, by slot."""
-        with self._history() as reader:
-            return reader.slots
+        with self._history():
+            return self._older.slots
 
     def load(self, slot: str) -> Parameters | None:
         """Return the version in a slot of the history."""
         with self._history() as reader:
-            return reader.find(slot)
+            return self._older.find(slot, reader)
 
     @contextmanager
-    def _history(self) -> Iterator[HistoryReader]:
-        topic = self._names.parameters_history
-        partition_counts(self._connection, topic)
-        with readable_errors(self._connection), TopicReader(self._connection) as topics:
-            reader = HistoryReader(topics, topic)
-            reader.refresh()
+    def _history(self) -> Iterator[TopicReader]:
+        partition_counts(self._connection, self._names.parameters_history)
+        with readable_errors(self._connection), TopicReader(self._connection) as reader:
+            self._older.refresh(reader)
             yield reader
 
     def order(self, event: Order) -> Parameters:
@@ -106,10 +105,10 @@ class KafkaControl:
 
             return self._answered(event, look)
 
-    def _send_tag(self, tag: Tag, reader: HistoryReader) -> None:
+    def _send_tag(self, tag: Tag, reader: TopicReader) -> None:
         def look(_: int) -> bool | None:
-            reader.refresh()
-            return True if tags(reader.slots).get(tag.name) == tag.version else None
+            self._older.refresh(reader)
+            return True if tags(self._older.slots).get(tag.name) == tag.version else None
 
         self._answered(tag, look)
 

@@ -33,7 +33,6 @@ from worker.kafka.clients import (
 from worker.kafka.connection import Connection
 from worker.serve.recording import complete
 from worker.serve.store import MOVED, RUNNER, SERVE
-from worker.stream.history import INDEX_KEY, HistoryIndex, KeptVersion, encode_index
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import ONLY_PARTITION, Topics, murmur2_partition
 from worker.stream.version_records import encode_parameters
@@ -78,13 +77,20 @@ def _write(state: StateFolder, newest: Parameters, connection: Connection, topic
             topics.changelog,
             ((key, value, murmur2_partition(key, counts[topics.changelog])) for key, value in state.sessions()),
         )
-        kept = _write_history(producer, topics.parameters_history, state)
+        history = state.slots()
+        held = ((slot.encode(), state.in_slot(slot) or b"", ONLY_PARTITION) for slot in history)
+        _send(producer, topics.parameters_history, held)
         start = newest.resume_offset
         journal = _send(producer, topics.journal, ((None, value, ONLY_PARTITION) for _, value in state.journal(start)))
         # Last: a worker serves when there is a version.
         moved = replace(newest, resume_offset=0, journal_offset=newest.journal_offset - start)
         write(producer, topics.parameters, encode_parameters(moved), version_key(moved.version))
-    return Moved(version=newest.version, sessions=sessions, journal=journal, kept_versions=kept)
+    return Moved(
+        version=newest.version,
+        sessions=sessions,
+        journal=journal,
+        kept_versions=len({kept.version for kept in history.values()}),
+    )
 
 
 def _check_empty(connection: Connection, counts: dict[str, int]) -> None:
@@ -116,17 +122,3 @@ def _send(producer: Producer, topic: str, records: Iterable[tuple[bytes | None, 
     if errors:
         raise KafkaException(errors[0])
     return count
-
-
-def _write_history(producer: Producer, topic: str, state: StateFolder) -> int:
-    """Write the history and its index; return how many versions it has."""
-    held: dict[str, KeptVersion] = {}
-    for slot, kept in state.slots().items():
-        value = state.in_slot(slot)
-        if value is not None:
-            held[slot] = kept._replace(offset=write(producer, topic, value, slot.encode()).offset())
-    if held:
-        through = max(kept.offset for kept in held.values()) + 1
-        index = encode_index(HistoryIndex(through=through, slots=held))
-        write(producer, topic, index, INDEX_KEY)
-    return len({kept.version for kept in held.values()})
