@@ -37,7 +37,8 @@ from tests.kafka.fleet import page
 from tests.programs import IN_CI, eventually, free_port, lacking
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.brokers import connection
-from worker.cli.options.parser import build_parser, resolve
+from worker.cli.options.parser import build_parser
+from worker.cli.options.places import resolve
 from worker.http.problems import PROBLEMS
 from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS
@@ -154,7 +155,7 @@ def test_the_settings_files_are_accepted(tmp_path: Path) -> None:
         tables = {name for name, value in tomllib.loads(text).items() if isinstance(value, dict)}
         for name in {"worker" if name in ("features", "kafka") else name for name in tables}:
             options = resolve(build_parser(load(name), name).parse_args(["--config", str(path)]), environ={})
-            if "kafka" in tables:
+            if "kafka" in tables and "ssl.ca.location" not in options.kafka:  # a file that is not here
                 connection(options)  # librdkafka knows the settings
     assert len(files) >= 2
 

@@ -11,7 +11,8 @@ import pytest
 from worker.cli.main import load
 from worker.cli.options.catalog import read_arms
 from worker.cli.options.learning import context_dim
-from worker.cli.options.parser import build_parser, filled, resolve
+from worker.cli.options.parser import build_parser, filled
+from worker.cli.options.places import resolve
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import InputError

@@ -13,7 +13,8 @@ import pytest
 from tests.programs import needs
 from worker.cli.main import load, main
 from worker.cli.options.brokers import connection
-from worker.cli.options.parser import build_parser, filled, resolve
+from worker.cli.options.parser import build_parser, filled
+from worker.cli.options.places import resolve
 from worker.errors import InputError
 from worker.http.settings import HttpSettings
 from worker.kafka.settings import WorkerSettings
@@ -30,38 +31,26 @@ def resolved(*arguments: str, command: str = "worker", **environment: str) -> An
     return resolve(build_parser(load(command), f"adcascade {command}").parse_args(arguments), environment)
 
 
-def certificate(folder: Path, how: str) -> tuple[Path, Path]:
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    arguments = f"req -x509 -newkey rsa:2048 {how} -subj /CN=test -keyout {key} -out {cert} -days 1"
-    subprocess.run([needs("openssl", package="openssl"), *arguments.split()], capture_output=True, check=True)
-    return key, cert
-
-
 # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_credentials_without_tls_are_refused_unless_allowed() -> None:
-    given = resolved("--sasl-username", "me", ADCASCADE_SASL_PASSWORD=PASSWORD)
-    with pytest.raises(InputError, match="in clear text: add --tls") as refusal:
-        connection(given)
+def test_credentials_go_out_over_tls_unless_that_is_allowed() -> None:
+    login = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": PASSWORD}
+    secured = connection(resolved("--sasl-username", "me", ADCASCADE_SASL_PASSWORD=PASSWORD))
+    assert secured.settings == {"security.protocol": "sasl_ssl", **login}
+    allowed = ("--sasl-username", "me", "--allow-plaintext-credentials")
+    given = connection(resolved(*allowed, ADCASCADE_SASL_PASSWORD=PASSWORD))
+    assert given.settings == {"security.protocol": "sasl_plaintext", **login}
+    plain = ("--sasl-username", "me", "--kafka", "security.protocol=sasl_plaintext")
+    with pytest.raises(InputError, match="in clear") as refusal:
+        connection(resolved(*plain, ADCASCADE_SASL_PASSWORD=PASSWORD))
     assert PASSWORD not in str(refusal.value)
-    allowed = connection(
-        resolved("--sasl-username", "me", "--allow-plaintext-credentials", ADCASCADE_SASL_PASSWORD=PASSWORD)
-    )
-    assert allowed.settings["security.protocol"] == "sasl_plaintext"
-    secured = connection(resolved("--sasl-username", "me", "--tls", ADCASCADE_SASL_PASSWORD=PASSWORD))
-    assert secured.settings == {
-        "security.protocol": "sasl_ssl",
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.username": "me",
-        "sasl.password": PASSWORD,
-    }
 
 
 def test_a_password_is_no_flag_and_is_shown_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="unrecognized"):
         resolved("--sasl-password", PASSWORD)
-    given = resolved("--sasl-username", "me", "--tls", ADCASCADE_SASL_PASSWORD=PASSWORD)
+    given = resolved("--sasl-username", "me", ADCASCADE_SASL_PASSWORD=PASSWORD)
     assert PASSWORD not in repr(given)
     assert PASSWORD not in repr(connection(given))
     with pytest.raises(SystemExit):
@@ -73,8 +62,8 @@ def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None
     file = tmp_path / "password"
     file.write_text(PASSWORD + "\n")
     for given in (
-        resolved("--sasl-username", "me", "--tls", ADCASCADE_SASL_PASSWORD_FILE=str(file)),
-        resolved("--sasl-username", "me", "--tls", "--sasl-password-file", str(file)),
+        resolved("--sasl-username", "me", ADCASCADE_SASL_PASSWORD_FILE=str(file)),
+        resolved("--sasl-username", "me", "--sasl-password-file", str(file)),
     ):
         assert connection(given).secrets == [PASSWORD]
 
@@ -87,41 +76,25 @@ def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None
         (["--sasl-username", "me"], {"ADCASCADE_SASL_PASSWORD": ""}, "ADCASCADE_SASL_PASSWORD is empty"),
         (["--sasl-password-file", "/none"], {}, "--sasl-password-file /none: No such file"),
         (["--sasl-password-file", "/none"], {"ADCASCADE_SASL_PASSWORD": "x"}, "both given"),
-        (["--tls-key", "k.pem"], {}, "--tls-cert is missing"),
-        (["--tls-ca", "/none.pem"], {}, "--tls-ca /none.pem: No such file"),
+        (["--kafka", "ssl.ca.location=/none.pem"], {}, "setting ssl.ca.location: there is no /none.pem"),
+        (["--kafka", "ssl.ca.location=/dev/null"], {}, "ssl.ca.location failed.*no certificate"),
         (["--broker", "kafka"], {}, "not a broker address"),
         (["--broker", ","], {}, "no broker"),
         (["--kafka", "fetch.wait"], {}, "--kafka: must be NAME=VALUE"),
         (["--kafka", "foo=1"], {}, 'No such configuration property: "foo"'),
         (["--kafka", "acks=1"], {}, "acks cannot be changed: every write is acknowledged by all replicas"),
         (["--kafka", "fetch.wait.max.ms=soon"], {}, 'Invalid value for configuration property "fetch.wait.max.ms"'),
-        (["--tls", "--kafka", "security.protocol=ssl"], {}, "--tls and the Kafka setting security.protocol are both"),
         (["--kafka", "sasl.username=me"], {"ADCASCADE_KAFKA": "sasl.password=x"}, "in clear"),
         (
-            ["--sasl-username", "me", "--tls", "--kafka", "sasl.mechanisms=PLAIN"],
+            ["--sasl-username", "me", "--kafka", "sasl.username=you"],
             {"ADCASCADE_SASL_PASSWORD": "x"},
-            "--sasl-mechanism and the Kafka setting sasl.mechanism are both given: remove one of them",
+            "--sasl-username and the Kafka setting sasl.username are both given: remove one of them",
         ),
     ],
 )
 def test_a_contradictory_connection_is_refused_with_the_reason(arguments, environment, complaint) -> None:
     with pytest.raises(InputError, match=complaint):
         connection(resolved(*arguments, **environment))
-
-
-def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "ca.pem"
-    file.write_text("no certificate")
-    with pytest.raises(InputError, match=r"--tls-ca .*: not usable as PEM"):
-        connection(resolved("--tls-ca", str(file)))
-    with pytest.raises(InputError, match=r"--tls-cert .*: not usable as PEM"):
-        connection(resolved("--tls-cert", str(file)))
-
-
-def test_a_key_with_a_passphrase_is_refused_without_a_prompt(tmp_path: Path) -> None:
-    key, cert = certificate(tmp_path, "-passout pass:secret")
-    with pytest.raises(InputError, match="passphrase"):
-        connection(resolved("--tls-cert", str(cert), "--tls-key", str(key)))
 
 
 def test_settings_of_librdkafka_pass_through_from_flags_the_variable_and_the_file(tmp_path: Path) -> None:
@@ -140,6 +113,7 @@ def test_settings_of_librdkafka_pass_through_from_flags_the_variable_and_the_fil
         "client.rack": "a=b",
         "debug": "topic,cgrp",
         "ssl.key.password": "psst",
+        "security.protocol": "ssl",
     }
     assert made.secrets == ["psst"]
 
@@ -148,18 +122,19 @@ def test_settings_of_librdkafka_pass_through_from_flags_the_variable_and_the_fil
 def test_a_secret_of_librdkafka_is_no_flag(name: str, adcascade: Any) -> None:
     ended = adcascade(f"topics check --kafka {name}={PASSWORD}")
     assert ended.code == 2
-    assert f"--kafka {name}: the list of processes would show its value; put it into ADCASCADE_KAFKA" in ended.err
+    assert f"--kafka: the list of processes would show the value of {name}; put it into ADCASCADE_KAFKA" in ended.err
     assert PASSWORD not in ended.err
 
 
-def test_the_flags_of_tls_are_short_forms_of_settings_of_librdkafka(tmp_path: Path) -> None:
-    key, cert = certificate(tmp_path, "-nodes")
-    given = resolved("--tls-ca", str(cert), "--tls-cert", str(cert), "--tls-key", str(key))
+def test_the_settings_of_tls_turn_it_on(tmp_path: Path) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    arguments = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=test -keyout {key} -out {cert} -days 1"
+    subprocess.run([needs("openssl", package="openssl"), *arguments.split()], capture_output=True, check=True)
+    files = {"ssl.ca.location": cert, "ssl.certificate.location": cert, "ssl.key.location": key}
+    given = resolved(*(word for name, file in files.items() for word in ("--kafka", f"{name}={file}")))
     assert connection(given).settings == {
         "security.protocol": "ssl",
-        "ssl.ca.location": str(cert),
-        "ssl.certificate.location": str(cert),
-        "ssl.key.location": str(key),
+        **{name: str(file) for name, file in files.items()},
     }
 
 

@@ -14,7 +14,8 @@ import yaml
 
 from tests.programs import lacking
 from worker.cli.main import COMMANDS, load
-from worker.cli.options.parser import CONFIG, build_parser, resolve
+from worker.cli.options.parser import CONFIG, build_parser
+from worker.cli.options.places import resolve
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -25,11 +25,12 @@ from tests.deploy.files import (
 )
 from tests.programs import needs
 from worker.cli.options.catalog import read_arms
+from worker.cli.options.parser import filled
 from worker.cli.options.times import duration
-from worker.cli.traffic import _settings as traffic_settings
 from worker.http.pages import operations
 from worker.kafka.app import STOP_TIMEOUT
 from worker.kafka.connection import Connection
+from worker.simulation.traffic.generator import TrafficSettings
 
 SERVICES: dict[str, Any] = compose()["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
@@ -123,7 +124,7 @@ def test_the_example_of_a_request_is_for_the_published_address(name: str) -> Non
 
 def test_traffic_and_workers_agree_on_arms_and_settings() -> None:
     worker = worker_settings()
-    settings = traffic_settings(settings_of(["traffic"], environment_of(SERVICES["traffic"])))
+    settings = filled(TrafficSettings, settings_of(["traffic"], environment_of(SERVICES["traffic"])))
     assert (settings.dim, settings.horizon, settings.repeats) == (worker.dim, worker.horizon, worker.repeats)
     assert settings.patience <= worker.session_timeout
     served = read_arms(str(DEPLOY / "arms.json"))

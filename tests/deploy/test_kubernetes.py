@@ -127,9 +127,9 @@ def test_every_setting_is_accepted_and_every_file_is_mounted(part: Part) -> None
     assert (options.broker, options.prefix) == (SETTINGS.broker, SETTINGS.prefix)
     user = manifest("KafkaUser", part.name)
     assert options.sasl_username == user["metadata"]["name"]
-    assert options.sasl_mechanism.lower() == user["spec"]["authentication"]["type"]
-    assert (options.tls, options.allow_plaintext_credentials) == (True, False)
-    assert files[options.tls_ca] == (f"{cluster()}-cluster-ca-cert", "ca.crt")
+    assert user["spec"]["authentication"]["type"] == "scram-sha-512"  # the default
+    assert not options.allow_plaintext_credentials
+    assert files[options.kafka["ssl.ca.location"]] == (f"{cluster()}-cluster-ca-cert", "ca.crt")
     assert files[options.sasl_password_file] == (part.name, "password")
     secret, key = files[options.token_secret_file if part is WORKERS else options.api_keys]
     text = (KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8")

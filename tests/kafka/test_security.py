@@ -64,8 +64,9 @@ def fleet(guarded: Guarded, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def login(guarded: Guarded, user: str, protocol: str = "SASL_SSL", mechanism: str = "SCRAM-SHA-256") -> list[str]:
-    flags = ["--broker", guarded.addresses[protocol], "--sasl-username", user, "--sasl-mechanism", mechanism]
-    return flags + (["--tls-ca", str(guarded.ca)] if protocol == "SASL_SSL" else [])
+    flags = ["--broker", guarded.addresses[protocol], "--sasl-username", user, "--kafka", f"sasl.mechanism={mechanism}"]
+    authority = f"ssl.ca.location={guarded.ca}" if protocol == "SASL_SSL" else f"security.protocol={protocol.lower()}"
+    return [*flags, "--kafka", authority]
 
 
 def click(session: str, arm: str, token: str | None) -> Sent:
@@ -193,13 +194,14 @@ def test_a_password_goes_out_in_clear_only_where_that_is_allowed(
 def test_a_client_with_a_certificate_is_accepted_and_one_without_is_not(
     guarded: Guarded, fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["topics", "check", "--broker", guarded.addresses["SSL"], "--tls-ca", str(guarded.ca)]
-    assert main([*flags, "--tls-cert", str(guarded.certificate), "--tls-key", str(guarded.key)]) == 0
+    flags = ["topics", "check", "--broker", guarded.addresses["SSL"], "--kafka", f"ssl.ca.location={guarded.ca}"]
+    own = [f"ssl.certificate.location={guarded.certificate}", f"ssl.key.location={guarded.key}"]
+    assert main([*flags, "--kafka", own[0], "--kafka", own[1]]) == 0
     capsys.readouterr()
     assert main(flags) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["topics", "check", "--broker", guarded.addresses["SSL"]]) == 1
-    assert capsys.readouterr().err.endswith("does it need TLS (--tls)?\n")
+    assert capsys.readouterr().err.endswith("does it need TLS?\n")
 
 
 def test_a_broker_with_a_certificate_of_another_authority_or_name_gets_no_password(
@@ -207,7 +209,7 @@ def test_a_broker_with_a_certificate_of_another_authority_or_name_gets_no_passwo
 ) -> None:
     monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
     flags = login(guarded, "adcascade")
-    authority = [str(guarded.certificate) if flag == str(guarded.ca) else flag for flag in flags]
+    authority = [flag.replace(str(guarded.ca), str(guarded.certificate)) for flag in flags]
     name = [flag.replace("127.0.0.1", "localhost") for flag in flags]
     for given in (authority, name):
         assert main(["worker", "--dim", "3", *given]) == 1

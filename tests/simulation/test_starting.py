@@ -17,7 +17,8 @@ import pytest
 
 from worker.bandit.arrays import Floats, sigmoid
 from worker.cli.main import main
-from worker.cli.options.parser import build_parser, resolve
+from worker.cli.options.parser import build_parser
+from worker.cli.options.places import resolve
 from worker.cli.options.starting import start_of
 from worker.cli.serve import COMMAND
 from worker.console import say

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from worker.cli.options.parser import build_parser, resolve
+from worker.cli.options.parser import build_parser
+from worker.cli.options.places import resolve
 from worker.runtime.child import run_child
 
 

@@ -122,8 +122,8 @@ COMMAND = CommandSpec(
     examples=(
         "adcascade topics create && adcascade worker --dim 16 --catalog arms.csv",
         "adcascade worker --broker kafka-1:9092,kafka-2:9092 --web-host 0.0.0.0 --web-port 8080",
-        "ADCASCADE_SASL_PASSWORD_FILE=/run/secrets/kafka adcascade worker --broker kafka:9093 --tls-ca ca.pem "
-        "--sasl-username ads",
+        "ADCASCADE_SASL_PASSWORD_FILE=/run/secrets/kafka adcascade worker --broker kafka:9093 --sasl-username ads "
+        "--kafka ssl.ca.location=ca.pem",
         "adcascade worker --config worker.toml",
         "adcascade worker --config worker.toml --start-from learned.json     # of `adcascade replay --relearn`",
     ),

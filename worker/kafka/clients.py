@@ -42,7 +42,7 @@ def readable_errors(connection: Connection) -> Iterator[None]:
         if error.args and error.args[0].code() in _NO_BROKER and connection.errors:
             # librdkafka reports the cause per broker; its exception only says that no broker could be used.
             causes = [reason_of(one) for one in connection.errors if one.code() != _ALL_DOWN]
-            reason = causes[-1] if causes else "the broker closes the connection; does it need TLS (--tls)?"
+            reason = causes[-1] if causes else "the broker closes the connection; does it need TLS?"
         raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason}") from None
 
 

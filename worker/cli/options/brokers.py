@@ -1,26 +1,39 @@
 """The options of a connection to Kafka.
 
-All settings of librdkafka pass through (`--kafka`). The flags of TLS and SASL are short forms of the usual ones.
-
-A secret is never a flag, because flags are visible in the list of processes. It comes from the environment, from a file
-that the environment or a flag names, or from the configuration file.
+All settings of librdkafka pass through (`--kafka`). User name and password have options, because a password is never a
+flag, which is visible in the list of processes. It comes from the environment, or from a file that the environment or
+a flag names.
 """
 
 from __future__ import annotations
 
 import argparse
-import ssl
-from typing import NoReturn, TypeAlias
+from pathlib import Path
 
-from worker.cli.options.parser import Option, grouped
+from worker.cli.options.parser import Option, grouped, pair
 from worker.console import read_file
 from worker.errors import InputError
 from worker.kafka.connection import Connection, is_secret
 from worker.secret import Secret
 from worker.stream.topology import Topics
 
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 KAFKA = "connection to Kafka"
+
+
+def public_setting(text: str) -> tuple[str, str]:
+    """Read a setting of librdkafka from a flag; its value must not be a secret.
+
+    >>> public_setting("client.rack=eu-1a")
+    ('client.rack', 'eu-1a')
+    """
+    name, value = pair(text)
+    if is_secret(name):
+        raise ValueError(
+            f"the list of processes would show the value of {name}; put it into ADCASCADE_KAFKA, or into the table "
+            "[kafka] of the --config file"
+        )
+    return name, value
+
 
 BROKER = Option(
     "broker", "bootstrap brokers, host:port[,…]", default="127.0.0.1:9092", metavar="HOST:PORT", group=KAFKA
@@ -33,22 +46,17 @@ SECURITY = grouped(
     KAFKA,
     Option(
         "kafka",
-        "setting of librdkafka, such as client.rack=eu-1a; repeatable",
+        "setting of librdkafka, such as client.rack=eu-1a, security.protocol=ssl or ssl.ca.location=ca.pem; repeatable",
         pairs=True,
-        hidden=is_secret,
+        parse=public_setting,
         metavar="NAME=VALUE",
     ),
-    Option("tls", "TLS connection; implied by the other --tls options", flag=True, default=False),
-    Option("tls-ca", "trusted certificates, PEM (default: those of the system)", metavar="FILE"),
-    Option("tls-cert", "client certificate, PEM", metavar="FILE"),
-    Option("tls-key", "key of the client certificate, PEM, without a passphrase", metavar="FILE"),
-    Option("sasl-mechanism", "SASL mechanism", choices=MECHANISMS, default="SCRAM-SHA-512"),
-    Option("sasl-username", "SASL user name (default: no authentication)", metavar="NAME"),
+    Option("sasl-username", "SASL user name, with TLS and SCRAM-SHA-512 (default: no authentication)", metavar="NAME"),
     Option("sasl-password", "SASL password", parse=Secret, secret=True),
     Option("sasl-password-file", "file with the SASL password", metavar="FILE"),
     Option(
         "allow-plaintext-credentials",
-        "permission to send credentials without TLS, for a private network",
+        "credentials without TLS, for a private network",
         flag=True,
         default=False,
     ),
@@ -64,18 +72,39 @@ def connection(options: argparse.Namespace) -> Connection:
     the network in clear text.
     """
     # librdkafka has two names for one setting.
-    settings = {"sasl.mechanism" if name == "sasl.mechanisms" else name: value for name, value in options.kafka.items()}
-    for flag, name, value in (*_tls(options), *_sasl(options)):
-        if name in settings:
-            raise InputError(f"{flag} and the Kafka setting {name} are both given: remove one of them")
-        settings[name] = value
+    given = {"sasl.mechanism" if name == "sasl.mechanisms" else name: value for name, value in options.kafka.items()}
+    for name, value in given.items():
+        if name.startswith("ssl.") and name.endswith(".location") and not Path(value).exists():
+            raise InputError(f"the Kafka setting {name}: there is no {value}")
+    login = _login(options)
+    if both := given.keys() & login:
+        raise InputError(f"--sasl-username and the Kafka setting {both.pop()} are both given: remove one of them")
+    tls = any(name.startswith("ssl.") for name in given) or (login and not options.allow_plaintext_credentials)
+    if login:
+        settings = {"security.protocol": "sasl_ssl" if tls else "sasl_plaintext", "sasl.mechanism": "SCRAM-SHA-512"}
+    else:
+        settings = {"security.protocol": "ssl"} if tls else {}
     made = Connection(
         servers=tuple(server.strip() for server in options.broker.split(",") if server.strip()),
-        settings=settings,
+        settings={**settings, **login, **given},
         clear_credentials=options.allow_plaintext_credentials,
     )
     made.check()
     return made
+
+
+def _login(options: argparse.Namespace) -> dict[str, str]:
+    user, password = options.sasl_username, secret(options, "sasl-password")
+    if user is None and password is None:
+        return {}
+    if user is None:
+        raise InputError("--sasl-username is missing: a SASL password is given without a user name")
+    if password is None:
+        raise InputError(
+            f"--sasl-username {user} needs a password: set ADCASCADE_SASL_PASSWORD, or name a file with "
+            "ADCASCADE_SASL_PASSWORD_FILE"
+        )
+    return {"sasl.username": user, "sasl.password": password.reveal().decode()}
 
 
 def topic_names(options: argparse.Namespace) -> Topics:
@@ -99,71 +128,3 @@ def secret(options: argparse.Namespace, name: str) -> Secret | None:
     if given is not None and not given.reveal():
         raise InputError(f"{variable if path is None else path} is empty")
     return given
-
-
-#: A short form: its flag, and the setting of librdkafka with its value.
-_Short: TypeAlias = tuple[str, str, str]
-
-
-def _sasl(options: argparse.Namespace) -> list[_Short]:
-    user, password = options.sasl_username, secret(options, "sasl-password")
-    if user is None and password is None:
-        return []
-    if user is None:
-        raise InputError("--sasl-username is missing: a SASL password is given without a user name")
-    if password is None:
-        raise InputError(
-            f"--sasl-username {user} needs a password: set ADCASCADE_SASL_PASSWORD, or name a file with "
-            "ADCASCADE_SASL_PASSWORD_FILE"
-        )
-    tls = _wants_tls(options)
-    if not tls and not options.allow_plaintext_credentials:
-        raise InputError(
-            "the password would cross the network in clear text: add --tls (or --tls-ca FILE), "
-            "or allow it with --allow-plaintext-credentials"
-        )
-    return [
-        ("--sasl-username", "security.protocol", "sasl_ssl" if tls else "sasl_plaintext"),
-        ("--sasl-mechanism", "sasl.mechanism", options.sasl_mechanism),
-        ("--sasl-username", "sasl.username", user),
-        ("ADCASCADE_SASL_PASSWORD", "sasl.password", password.reveal().decode()),
-    ]
-
-
-def _wants_tls(options: argparse.Namespace) -> bool:
-    return bool(options.tls or options.tls_ca or options.tls_cert)
-
-
-def _tls(options: argparse.Namespace) -> list[_Short]:
-    ca, cert, key = options.tls_ca, options.tls_cert, options.tls_key
-    if key is not None and cert is None:
-        raise InputError("--tls-key is given, but --tls-cert is missing")
-    if not _wants_tls(options):
-        return []
-    # Python's errors name what is wrong with a file; those of librdkafka do not.
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(f"--tls-ca {ca}: {_reason(error)}") from None
-    settings = [("--tls", "security.protocol", "ssl")] if options.sasl_username is None else []
-    if ca is not None:
-        settings.append(("--tls-ca", "ssl.ca.location", ca))
-    if cert is not None:
-        try:
-            context.load_cert_chain(cert, key, password=_no_passphrase)
-        except (OSError, ssl.SSLError) as error:
-            raise InputError(f"--tls-cert {cert}, --tls-key {key or cert}: {_reason(error)}") from None
-        settings.append(("--tls-cert", "ssl.certificate.location", cert))
-        settings.append(("--tls-key", "ssl.key.location", key or cert))
-    return settings
-
-
-def _no_passphrase() -> NoReturn:
-    # Without this callback OpenSSL would prompt on the terminal, and a service has none.
-    raise InputError("--tls-key: the key has a passphrase; store it without one, readable by this user only")
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"not usable as PEM ({error.reason or 'no readable content'})"
-    return error.strerror or str(error)

@@ -1,20 +1,12 @@
-"""Unknown names: of options, of variables with our prefix, and of tables and names in the settings file.
-
-Rules that hold in this file:
-
-- An unknown name is an error, with the nearest known one: a setting that is misspelt must not be ignored.
-- Variables and the settings file are shared by all commands, so a name of another command is known.
-"""
+"""Names that are like each other, and the environment variables with our prefix."""
 
 from __future__ import annotations
 
 import re
-from argparse import Namespace
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 
-from worker.console import note
 from worker.errors import InputError
 
 PREFIX: Final = "ADCASCADE_"
@@ -76,33 +68,3 @@ def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
         and not _SERVICE.fullmatch(name)
         and not (name.endswith("_PORT") and _ADDRESS.match(value))
     }
-
-
-def check_file(content: Mapping[str, Any], known: Mapping[str, Collection[str]], table: str = "") -> None:
-    """Raise `InputError` for a table or a name of a settings file that no command has.
-
-    `known` has the names that each table may have; the top of the file is the table "". A table that may have any names
-    has none there.
-
-    >>> check_file({"arms": {"add": {"reword": 1}}}, {"arms": ("json",), "arms.add": ("reward",)})
-    Traceback (most recent call last):
-    worker.errors.InputError: [arms.add] has no option 'reword'; did you mean reward?
-    """
-    for name, value in content.items():
-        inner = f"{table}.{name}".lstrip(".")
-        if isinstance(value, Mapping):
-            if inner not in known:
-                raise InputError(f"unknown table [{inner}]{did_you_mean(inner, sorted(known))}")
-            if known[inner]:
-                check_file(value, known, inner)
-        elif name not in known[table]:
-            where = f"[{table}] has no option" if table else "no command has an option"
-            raise InputError(f"{where} {name!r}{did_you_mean(name, sorted(known[table]))}")
-
-
-def note_unused(content: Iterable[str], known: Mapping[str, Collection[str]], parsed: Namespace) -> None:
-    """Note the tables of a settings file with names of their own, such as [features], that a command does not have."""
-    own = {option.attribute for option in parsed.command_spec.options}
-    for name in content:
-        if name in known and not known[name] and name not in own:
-            note(f"--config {parsed.config}: `adcascade {' '.join(parsed.command_path)}` does not use [{name}]")

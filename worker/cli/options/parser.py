@@ -1,9 +1,8 @@
 """Options of commands: one declaration gives the flag, the environment variable and the name in the TOML file.
 
 An option `session-timeout` is the flag ``--session-timeout``, the variable ``ADCASCADE_SESSION_TIMEOUT`` and, in the
-file given with ``--config``, the name ``session_timeout`` (at the top, or in a table named after the command, such as
-``[worker]`` or ``[arms.add]``). The flag wins over the variable, the variable over the table, the table over the top,
-and that over the default. Unknown flags, variables, tables and names are errors (`worker.cli.options.names`).
+file given with ``--config``, the name ``session_timeout``. Here are the declarations and the parser of a command line;
+`worker.cli.options.places` looks the values up.
 """
 
 from __future__ import annotations
@@ -12,16 +11,13 @@ import argparse
 import inspect
 import math
 import operator
-import os
 import re
-import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from configparser import ConfigParser
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, TypeVar
 
-from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, note_unused, own_variables
-from worker.console import read_file
+from worker.cli.options.names import PREFIX, did_you_mean
 from worker.errors import InputError
 
 Parser = Callable[[str], Any]
@@ -36,10 +32,10 @@ class Option:
     turns text into the value and raises `ValueError` with a reason. A `flag` takes no text (``--no-repeats`` turns it
     off); a `repeatable` option collects a tuple; a `positional` one has no dashes and no variable. A `secret` is never
     shown, and comes from the environment or a file only. A `table` is a table of the TOML file, and nothing else; its
-    `parse` takes the table. With `pairs`, the value is a dictionary of texts: the flag is repeated (``--kafka a.b=1``),
-    the variable separates pairs with commas, the TOML file has a table (``[kafka]``), and a name that is in several
-    places is taken from the first of them. A name for which `hidden` is true has a secret value, and is refused as a
-    flag. `group` is the heading in the help, and `show` writes the default as it is typed.
+    `parse` takes the table. With `pairs`, the value is a dictionary of texts: the flag is repeated (``--kafka a.b=1``)
+    and `parse` reads a pair, the variable separates pairs with commas, the TOML file has a table (``[kafka]``), and a
+    name that is in several places is taken from the first of them. `group` is the heading in the help, and `show`
+    writes the default as it is typed.
     """
 
     name: str
@@ -56,7 +52,6 @@ class Option:
     secret: bool = False
     table: bool = False
     pairs: bool = False
-    hidden: Callable[[str], bool] = lambda name: False
     group: str = "options"
     show: Callable[[Any], str] = str
 
@@ -69,6 +64,13 @@ class Option:
     def variable(self) -> str:
         """The name of the environment variable."""
         return PREFIX + self.attribute.upper()
+
+    @property
+    def typed(self) -> str:
+        """The name on the command line, or in its help."""
+        if not self.positional:
+            return f"--{self.name}"
+        return self.metavar or self.name.upper()
 
     def default_texts(self) -> list[str]:
         """Return the default as it is typed, the parts of a repeatable one separately; empty if there is none."""
@@ -252,7 +254,7 @@ def _texts(command: CommandSpec) -> dict[str, Any]:
     }
     texts = ["\n  ".join([f"{title}:", *lines]) for title, lines in sections.items() if lines]
     positional = [option for option in command.options if option.positional]
-    names = ["ACTION"] if command.actions else [f"[{_metavar(o)}]" if o.optional else _metavar(o) for o in positional]
+    names = ["ACTION"] if command.actions else [f"[{o.typed}]" if o.optional else o.typed for o in positional]
     return {
         "usage": " ".join(["%(prog)s", *names, "[OPTIONS]"]),
         "description": command.summary,
@@ -282,169 +284,18 @@ def _add(group: Any, option: Option) -> None:
     text = option.help.replace("%", "%%")
     if option.positional:
         nargs = "?" if option.optional else None
-        group.add_argument(option.attribute, help=text, metavar=_metavar(option), nargs=nargs)
+        group.add_argument(option.attribute, help=text, metavar=option.typed, nargs=nargs)
         return
     if option.default is not False and (shown := option.default_texts()):
         text += f" (default: {', '.join(shown)})"
-    several = option.repeatable or option.pairs
-    how: dict[str, Any] = {"action": "append" if several else "store", "metavar": _metavar(option)}
+    metavar = option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "VALUE")
+    how: dict[str, Any] = {"action": "append" if option.repeatable or option.pairs else "store", "metavar": metavar}
     if option.flag:
         how = {"action": argparse.BooleanOptionalAction}
     group.add_argument(f"--{option.name}", dest=option.attribute, help=text, default=None, **how)
-
-
-def _metavar(option: Option) -> str:
-    if option.positional:
-        return option.metavar or option.name.upper()
-    return option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "VALUE")
-
-
-# ── flags, variables, file and defaults ──────────────────────────────────────────────────────────────────────────────
-
-
-def resolve(
-    parsed: argparse.Namespace,
-    environ: Mapping[str, str] | None = None,
-    load_all: Callable[[], Iterable[CommandSpec]] | None = None,
-) -> argparse.Namespace:
-    """Add variables, file and defaults to the flags; raise `InputError` on the first value that is wrong.
-
-    `load_all` returns all commands, which share the variables and the file; without it unknown names pass.
-    """
-    variables = own_variables(os.environ if environ is None else environ)
-    options: Sequence[Option] = parsed.command_spec.options
-    known = {CONFIG.variable, *(option.variable for option in options)}
-    if load_all is not None and not known.issuperset(variables):
-        check_variables(variables, known.union(option.variable for _, _, option in _every(load_all())))
-    file = _file(parsed, variables, load_all)
-    return argparse.Namespace(**{option.attribute: _value(option, parsed, variables, file) for option in options})
 
 
 def filled(kind: Callable[..., Settings], options: argparse.Namespace, **others: Any) -> Settings:
     """Return settings with the values of the options that have the names of its fields, and with the `others`."""
     names = inspect.signature(kind).parameters.keys() & vars(options).keys() - others.keys()
     return kind(**{name: getattr(options, name) for name in names}, **others)
-
-
-def _every(commands: Iterable[CommandSpec]) -> Iterator[tuple[CommandSpec, CommandSpec, Option]]:
-    """Yield all options, each with its command and its action; without actions, the command is both."""
-    return (
-        (command, action, option)
-        for command in commands
-        for action in command.actions or (command,)
-        for option in action.options
-    )
-
-
-def _file(
-    parsed: argparse.Namespace, variables: Mapping[str, str], load_all: Callable[[], Iterable[CommandSpec]] | None
-) -> dict[str, Any]:
-    """Return the settings of the file by name: the action's table wins over the command's, that over the top."""
-    path = parsed.config or variables.get(CONFIG.variable)
-    if not path:
-        return {}
-    text = read_file(path, "--config")
-    try:
-        content = tomllib.loads(text.decode())
-        if load_all is not None:
-            check_file(content, names := _names(load_all()))
-            if parsed.config:  # the variable is for all commands
-                note_unused(content, names, parsed)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"--config {path}: not valid TOML: {error}") from None
-    except InputError as error:
-        raise InputError(f"--config {path}: {error}") from None
-    tables = {option.attribute for option in parsed.command_spec.options if option.table or option.pairs}
-    settings: dict[str, Any] = {}
-    for name in ("", *parsed.command_path):
-        content = content.get(name, {}) if name else content
-        settings |= {key: value for key, value in content.items() if key in tables or not isinstance(value, dict)}
-    return settings
-
-
-def _names(commands: Iterable[CommandSpec]) -> dict[str, set[str]]:
-    """Return the names that each table of the file may have, for `check_file`."""
-    names, tables = dict[str, set[str]](), set[str]()
-    for command, action, option in _every(commands):
-        if not option.positional:
-            free = option.table or option.pairs
-            inner = [] if free else [command.name, *([f"{command.name}.{action.name}"] if command.actions else [])]
-            for table in ("", *inner):
-                names.setdefault(table, set()).add(option.attribute)
-            if free:
-                tables.add(option.attribute)
-    return names | {table: set() for table in tables}  # [features] is a table, though there is such a command
-
-
-def _value(option: Option, parsed: argparse.Namespace, variables: Mapping[str, str], file: Mapping[str, Any]) -> Any:
-    name, flag = option.attribute, getattr(parsed, option.attribute, None)
-    if option.table:
-        return option.parse(file[name]) if name in file else option.default
-    if option.pairs:
-        return _parse_pairs(option, flag or (), variables.get(option.variable, ""), file.get(name, {}))
-    if flag is not None:
-        return _parse(option, flag, _metavar(option) if option.positional else f"--{option.name}")
-    if option.positional:
-        return option.default
-    if option.variable in variables:
-        text = variables[option.variable]
-        parts = [part.strip() for part in text.split(",")] if option.repeatable else text
-        return _parse(option, parts, option.variable)
-    return _parse(option, file[name], f"{name} in the config file") if name in file else option.default
-
-
-def _parse_pairs(option: Option, flags: Iterable[str], variable: str, table: Any) -> dict[str, str]:
-    """Return the pairs of the file, the variable and the flags. No error shows a value: it may be a secret."""
-    if not isinstance(table, Mapping):
-        raise InputError(f"{option.attribute} in the config file must be a table [{option.attribute}]")
-    pairs = dict(_flat(table, option.attribute))
-    pairs |= _pairs((text for text in _NEXT_PAIR.split(variable) if text.strip()), option.variable)
-    for name, value in _pairs(flags, f"--{option.name}").items():
-        if option.hidden(name):
-            raise InputError(
-                f"--{option.name} {name}: the list of processes would show its value; put it into {option.variable}, "
-                f"or into the table [{option.attribute}] of the --config file"
-            )
-        pairs[name] = value
-    return pairs
-
-
-#: A comma before the next pair. Values may have commas, too.
-_NEXT_PAIR = re.compile(r"\s*,\s*(?=[\w.]+=)")
-
-
-def _pairs(texts: Iterable[str], where: str) -> dict[str, str]:
-    try:
-        return dict(map(pair, texts))
-    except ValueError as error:
-        raise InputError(f"{where}: {error}") from None
-
-
-def _flat(table: Mapping[str, Any], place: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield names and texts of a table; a nested one, of unquoted names with dots, is part of the name."""
-    for key, value in table.items():
-        name = prefix + key
-        if isinstance(value, Mapping):
-            yield from _flat(value, place, f"{name}.")
-        elif isinstance(value, str | int | float):
-            yield name, str(value).lower() if isinstance(value, bool) else str(value)
-        else:
-            raise InputError(f"{name} in [{place}] of the config file must be a text, a number, true or false")
-
-
-def _parse(option: Option, given: Any, where: str) -> Any:
-    if option.repeatable:
-        given = given if isinstance(given, list) else [given]
-        return tuple(_parse_one(option, part, where) for part in given)
-    return _parse_one(option, given, where)
-
-
-def _parse_one(option: Option, given: Any, where: str) -> Any:
-    text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
-    if option.choices and text not in option.choices:
-        near = did_you_mean(text, option.choices)
-        raise InputError(f"{where}: unknown value {text!r}{near or ';'} one of {', '.join(option.choices)}")
-    try:
-        return boolean(text) if option.flag else option.parse(text)
-    except ValueError as error:
-        raise InputError(f"{where}: {error}") from None
