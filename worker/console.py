@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from string import Formatter
+from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
@@ -19,56 +20,46 @@ import orjson
 from worker.errors import FailedError, InputError
 
 _LAST: Final = 253_402_300_799  # the last second of the year 9999
+_BETWEEN_LINES: Final = 0.1  # seconds between two states of a progress bar
 
 
 class ProgressBar:
-    """Progress of some work; without bars of rich it shows nothing."""
+    """Progress of some work, in a line on standard error; without a title it shows nothing."""
 
-    def __init__(self, bars: Any = None, unit: str = "") -> None:
-        self._bars, self._unit = bars, unit
+    def __init__(self, title: str = "", total: float | None = None, unit: str = "") -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._done, self._shown = 0.0, monotonic()
 
     def advance(self, by: float = 1) -> None:
         """Add `by` units of finished work."""
-        if self._bars is None:
-            return
-        task = self._bars.tasks[0]
-        self._bars.advance(task.id, by)
-        if self._unit and task.speed:
-            self._bars.update(task.id, rate=f"{task.speed:,.0f} {self._unit}/s")
+        self._done += by
+        if monotonic() - self._shown > _BETWEEN_LINES:
+            self._show()
 
     def describe(self, text: str) -> None:
-        """Change the text next to the bar."""
-        if self._bars is not None:
-            self._bars.update(self._bars.tasks[0].id, description=text)
+        """Change the title, if there is one."""
+        self._title = self._title and text
+        self._show()
+
+    def _show(self) -> None:
+        if not self._title:
+            return
+        self._shown = monotonic()
+        share = f" ({min(1.0, self._done / self._total):.0%})" if self._total else ""
+        sys.stderr.write(f"\r{self._title}: {self._done:,.0f} {self._unit}{share}\x1b[K")
+        sys.stderr.flush()
 
 
 @contextmanager
 def progress(title: str, total: float | None, *, unit: str = "") -> Iterator[ProgressBar]:
-    """Show a bar on standard error if that is a terminal and rich is installed, else nothing."""
-    bars = _rich_bars(unit) if sys.stderr.isatty() else None
-    if bars is None:
+    """Show the progress of some work if standard error is a terminal."""
+    if not sys.stderr.isatty():
         yield ProgressBar()
         return
-    bars.add_task(title, total=total, rate="")
-    with bars:
-        yield ProgressBar(bars, unit)
-
-
-def _rich_bars(unit: str) -> Any:
     try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        return None
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} " + unit) if unit else MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
-        transient=True,
-    )
+        yield ProgressBar(title, total, unit)
+    finally:
+        sys.stderr.write("\r\x1b[K")
 
 
 def say(text: str = "") -> None:
