@@ -23,6 +23,7 @@ from worker.replay.relearn import relearn
 from worker.replay.verify import verify
 from worker.simulation.experiment.run import run_task
 from worker.simulation.experiment.settings import ExperimentSettings
+from worker.stream.events import Arrival
 from worker.stream.explanation import explain
 from worker.stream.parameters import decode_parameters
 from worker.stream.version_records import encode_parameters
@@ -192,7 +193,7 @@ def test_it_serves_learns_and_is_replayed_to_the_bit(tmp_path: Path, repeats: bo
 
 def test_it_is_explained_shown_and_evaluated(tmp_path: Path) -> None:
     newest = recorded(tmp_path / "log").versions.newest
-    explanation = explain(newest, np.zeros(3), np.array([], dtype=np.intp))
+    explanation = explain(newest, Arrival(session_id="", occurred_at=0, context=(0.0,) * 3))
     rates = newest.model.clicks / (newest.model.clicks + newest.model.passes)  # type: ignore[attr-defined]
     assert [arm.probability for arm in explanation.positions[0].arms] == pytest.approx(rates)
     assert {arm["arm"] for arm in top_arms(newest, ())} == {arm.arm for arm in ARMS}

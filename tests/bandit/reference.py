@@ -104,6 +104,16 @@ def curve(odds: Floats, widths: Floats, gains: Floats) -> Floats:
 # ── planning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def bonus_of(name: str, odds: Floats, widths: Floats, gains: Floats) -> Floats:
+    """The bonus of this name (docs/math.md §3)."""
+    if name == "paper":
+        return widths
+    if name == "curve":
+        return curve(odds, widths, gains)
+    f = np.asarray(logistic(odds), dtype=float)
+    return widths * f * (1 - f) * np.maximum(gains, 0.0)
+
+
 def slate_value(chances: Sequence[float] | Floats, rewards: Sequence[float] | Floats, slate: Iterable[int]) -> float:
     """Return Σ_h P(reached h) f e: what a slate earns, counted forwards."""
     value, reach = 0.0, 1.0

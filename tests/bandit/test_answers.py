@@ -21,6 +21,7 @@ from worker.bandit.regret import best_revenue, pseudo_regret
 from worker.errors import InputError
 
 from .beliefs import belief, excluded_arms, lawful, probabilities, seeds
+from .reference import bonus_of
 from .tastes import taste
 
 Floats = NDArray[np.float64]
@@ -97,10 +98,10 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula_with_any_spread(
     odds, widths = planner.model.log_odds(contexts), beta * planner.model.widths(contexts)
     rates, effects = planner.answers.of_arms(np.arange(arms), horizon), planner.model.position_effects
     for h in range(horizon):
-        f = sigmoid(odds + effects[min(h, len(effects) - 1)])
-        ahead = rates[h] * plan.continuations[:, h + 1 : h + 2]
+        here = odds + effects[min(h, len(effects) - 1)]
+        f, ahead = sigmoid(here), rates[h] * plan.continuations[:, h + 1 : h + 2]
         factors = spread.factors(slice(0, 4), np.arange(arms, dtype=np.uint32), np.float64, h)
-        extra = factors * BONUSES[bonus].of(f, widths, planner.rewards - ahead)
+        extra = factors * bonus_of(bonus, here, widths, planner.rewards - ahead)
         table = f * planner.rewards + (1 - f) * ahead + extra
         assert (table[np.arange(4), chosen[:, h]] >= table.max(axis=1) - 1e-12).all()
 

@@ -149,6 +149,13 @@ def test_overrides_change_the_plan(explain):
     assert slate("--bonus", "paper") == ["dear", "sure"]  # equal widths: the same bonus for both changes nothing
 
 
+def test_theory_without_a_recorded_radius_is_computed(explain):
+    (arm, _) = explain("hand", "[0]", "--beta", "theory", "--bonus", "paper", "--json", "-").json["positions"][0][
+        "arms"
+    ]
+    assert arm["bonus"] > 5 * arm["width"]
+
+
 def test_a_context_may_come_from_a_file_or_standard_input(explain, tmp_path, monkeypatch):
     (tmp_path / "x.json").write_text("[0.5, -1]\n")
     given = explain("p", "[0.5, -1]")
@@ -169,7 +176,7 @@ def test_the_table_gives_the_reason_in_words(explain):
 def test_with_json_on_standard_output_the_notes_go_to_standard_error(explain, tmp_path):
     (tmp_path / "cold.json").write_bytes(encode_parameters(replace(version(warmup=2), folds=1)))
     ended = explain("cold", "[0, 0]", "--json", "-")
-    assert {position["mode"] for position in ended.json["positions"]} == {"warmup"}
+    assert {position["mode"] for position in ended.json["positions"]} == {"explore"}
     assert ended.err.startswith("note: warm-up, 1 of 2 folds: serving draws any eligible arm at random")
 
 
@@ -251,11 +258,17 @@ def test_a_plan_that_is_not_the_recorded_decision_is_loud(adcascade, tmp_path):
     assert adcascade(f"explain {path} --session user-00100 --json -").err.startswith("!!! PLANNED AGAIN")
 
 
-def test_a_session_of_a_state_folder_has_its_features_by_name(adcascade, tmp_path):
+def test_a_session_of_a_state_folder_has_the_features_that_a_log_has(adcascade, tmp_path):
     run(tmp_path / "log", hours=1, state=tmp_path / "state")
     sent = json.loads(of(lines_of(tmp_path / "log"), "arrivals")[0]["payload"])
-    out = adcascade(f"explain --state {tmp_path}/state --session {sent['session_id']}").out
-    assert f"context:   age={sent['context']['age']}, device={sent['context']['device']}, member=" in out
+    folder, log = (
+        adcascade(f"explain {source} --session {sent['session_id']}").out.splitlines()
+        for source in (f"--state {tmp_path}/state", f"{tmp_path}/log")
+    )
+    context = {**sent["context"], "member": int(sent["context"]["member"])}
+    shown = "context:   " + ", ".join(f"{name}={value}" for name, value in context.items())
+    assert shown in folder
+    assert shown in log
 
 
 def test_every_text_of_the_page_is_escaped(explain, tmp_path):
@@ -272,6 +285,7 @@ def test_every_text_of_the_page_is_escaped(explain, tmp_path):
     ("changes", "session", "said"),
     [
         ({"policy": "greedy"}, None, "revenue per click: 0.5; from "),
+        ({"policy": "greedy"}, None, "in steps of 15% of the revenue and 0.25 of the log-odds: a narrower range"),
         ({"policy": "ucbbp"}, None, "score at position 1: "),
         ({"warmup": 9}, "s", "a lot chose the slate: the chance 33.3% for position 1"),
         ({"policy": "fixed"}, None, "the order is fixed: neither its revenue nor its click probability counts"),

@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,15 +35,7 @@ def found(path: Path | str, session: str) -> ServedSession:
 
 
 def explained(served: ServedSession) -> Any:
-    parameters, arrival = served.parameters, served.arrival
-    excluded = [parameters.indices[arm] for arm in arrival.exclude if arm in parameters.indices]
-    return explain(
-        parameters,
-        np.array(arrival.context),
-        np.array(excluded, dtype=np.intp),
-        session=arrival.session_id,
-        served=served.planned,
-    )
+    return explain(served.parameters, served.arrival, served=served.planned)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 
@@ -17,7 +16,7 @@ from worker.kernels import fingerprint
 from worker.logs.format import LogWriter, encode_line
 from worker.replay.relearn import relearn
 from worker.replay.verify import verify
-from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
+from worker.stream.events import ArmChange, ArmEntry, Arrival, CatalogueChange
 from worker.stream.explanation import explain
 from worker.stream.features import Features
 from worker.stream.folding import NEVER
@@ -138,9 +137,9 @@ def test_a_run_with_spread_positions_crosses_new_ads_and_change_is_reproduced(tm
     is_reproduced(lines, replayed)
     for session in map(payload, journal(lines, "opened")[::20]):
         served = versions[session["parameters_version"]]
-        excluded = np.array([served.indices[arm] for arm in session["exclude"]], dtype=np.intp)
         if session["modes"][0] in ("explore", "exploit"):
-            reasons = explain(served, np.array(session["context"]), excluded, session=session["session_id"])
+            who, context, exclude = session["session_id"], tuple(session["context"]), tuple(session["exclude"])
+            reasons = explain(served, Arrival(session_id=who, occurred_at=0, context=context, exclude=exclude))
             assert list(reasons.slate) == session["slate"]
             assert [position.mode for position in reasons.positions] == session["modes"]
     last_order = lines.index(version(lines, grown[2].version)) + 1

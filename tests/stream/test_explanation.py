@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bandit.beliefs import belief, seen
-from tests.bandit.reference import dense_matrix, dense_theta
+from tests.bandit.reference import bonus_of, dense_matrix, dense_theta
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import Spread, bonus_named
@@ -24,7 +24,9 @@ from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
 
-NOBODY = np.array([], dtype=np.intp)
+
+def arrival(context, exclude=(), session=""):
+    return Arrival(session_id=session, occurred_at=0, context=tuple(context), exclude=tuple(exclude))
 
 
 def parameters(seed=0, dim=3, arms=6, ties=(), **settings):
@@ -119,16 +121,10 @@ def chosen_in(ways, version):
 def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded, ways):
     version = chosen_in(ways, version)
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
-    gone = np.array([arm for arm in sorted(excluded) if arm < len(version.arms)], dtype=np.intp)
-    name = f"s{seed}"
-    reasons = explain(version, context, gone, session=name)
-    arrival = Arrival(
-        session_id=name,
-        occurred_at=0,
-        context=tuple(context.tolist()),
-        exclude=tuple(version.arms[k].arm for k in gone),
-    )
-    served = SlatePlanner(version).plan([arrival], [pack_context(arrival.context)])[0]
+    gone = [version.arms[arm].arm for arm in sorted(excluded) if arm < len(version.arms)]
+    someone = arrival(context, gone, f"s{seed}")
+    reasons = explain(version, someone)
+    served = SlatePlanner(version).plan([someone], [pack_context(someone.context)])[0]
     assert reasons.slate == served.arms
     if served.arms:
         assert tuple(position.mode for position in reasons.positions) == served.modes
@@ -137,11 +133,11 @@ def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded, ways)
         )
 
 
-@given(version=versions, ways=WAYS, seed=st.integers(0, 1000), session=st.sampled_from([None, "s1", "s2"]))
+@given(version=versions, ways=WAYS, seed=st.integers(0, 1000), session=st.sampled_from(["", "s1", "s2"]))
 def test_the_choice_has_the_highest_score_among_those_that_competed(version, ways, seed, session):
     version = chosen_in(ways, version)
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
-    for position in explain(version, context, NOBODY, session=session).positions:
+    for position in explain(version, arrival(context, session=session)).positions:
         scores = {one.arm: one.score for one in position.arms}
         if position.way in ("scores", "greedy"):
             assert scores[position.choice] == pytest.approx(max(scores.values()), rel=1e-5)
@@ -155,7 +151,7 @@ def test_with_repeats_the_numbers_are_those_of_the_definition(seed):
     context = np.random.default_rng(seed).standard_normal(3)
     inverse = np.linalg.inv(dense_matrix(version.model.precision))
     ahead = 0.0
-    for position in reversed(explain(version, context, NOBODY).positions):
+    for position in reversed(explain(version, arrival(context)).positions):
         assert position.continuation == pytest.approx(ahead)
         for one in position.arms:
             k = int(one.arm.removeprefix("arm-"))
@@ -176,20 +172,21 @@ def test_with_positions_rates_and_spread_the_numbers_are_those_of_the_definition
     rates, ahead = version.rates, 0.0
     spread = Spread(share=1.0, keys=stable_keys(["s"], version.settings.salt))
     keys = stable_keys(arm.arm for arm in version.arms)
-    for h, position in reversed(list(enumerate(explain(version, context, NOBODY, session="s").positions))):
+    for h, position in reversed(list(enumerate(explain(version, arrival(context, session="s")).positions))):
         assert position.continuation == pytest.approx(ahead)
         for one in position.arms:
             k = int(one.arm.removeprefix("arm-"))
             mean, covariance = version.model.head(k)
             u = np.concatenate([[1.0], context])
-            chance = sigmoid(np.array([u @ mean + version.model.position_effects[h]]))
+            odds = np.array([u @ mean + version.model.position_effects[h]])
+            chance = sigmoid(odds)
             width = np.sqrt(np.array([u @ covariance @ u]))
             stays = min(1.0, rates.arms[k] * rates.positions[h])
             gain = np.array([version.arms[k].reward - stays * ahead])
             assert (one.probability, one.answer_rate) == (pytest.approx(chance[0]), pytest.approx(stays))
             assert one.spread == pytest.approx(spread.factors(slice(0, 1), keys, np.float64, h)[0, k])
             assert one.q == pytest.approx(stays * ahead + chance[0] * gain[0])
-            optimism = one.spread * bonus_named(bonus).of(chance, 1.5 * width, gain)[0]
+            optimism = one.spread * bonus_of(bonus, odds, 1.5 * width, gain)[0]
             assert one.bonus == pytest.approx(optimism, abs=1e-12)
         ahead = max(one.q for one in position.arms)
 
@@ -211,14 +208,14 @@ def test_without_repeats_the_first_score_is_the_revenue_of_the_best_slate(seed, 
         for k in reversed(slate):
             value = chances[k] * version.arms[k].reward + (1 - chances[k]) * version.rates.arms[k] * value
         best = max(best, value)
-    first = explain(version, context, NOBODY).positions[0]
+    first = explain(version, arrival(context)).positions[0]
     assert max(one.score for one in first.arms) == pytest.approx(best, rel=1e-6)
 
 
 @given(version=versions, seed=st.integers(0, 1000))
 def test_the_contributions_of_an_arm_sum_to_its_log_odds_and_the_largest_is_first(version, seed):
     context = np.random.default_rng(seed).standard_normal(version.model.dim)
-    positions = explain(version, context, NOBODY).positions
+    positions = explain(version, arrival(context)).positions
     for one in positions[0].arms + positions[-1].arms:
         parts = [part.contribution for part in one.contributions]
         assert sigmoid(np.array([sum(parts)]))[0] == pytest.approx(one.probability)
@@ -232,14 +229,14 @@ def test_contributions_have_the_names_of_the_declaration_and_the_values_of_the_u
     version = parameters(model="personal", features=features)
     scale = Standardisation(centre=np.array([40.0, 0.0, 0.0]), scale=np.array([10.0, 1.0, 1.0]))
     version = replace(version, settings=replace(version.settings, standardise=True), standardisation=scale)
-    for one in explain(version, np.array([25.0, 0.0, 1.0]), NOBODY).positions[0].arms:
+    for one in explain(version, arrival([25.0, 0.0, 1.0])).positions[0].arms:
         coefficients = version.model.head(int(one.arm.removeprefix("arm-")))[0]
         found = {part.feature: part for part in one.contributions}
         assert set(found) == {"base rate", "age", "device=desktop"}
         assert (found["age"].value, found["age"].standardised) == (25.0, -1.5)
         assert found["age"].contribution == pytest.approx(-1.5 * coefficients[1])
         assert found["device=desktop"].contribution == pytest.approx(coefficients[3])
-    missing = explain(version, np.array([np.nan, 1.0, 0.0]), NOBODY).positions[0].arms[0].contributions
+    missing = explain(version, arrival([np.nan, 1.0, 0.0])).positions[0].arms[0].contributions
     age = next(part for part in missing if part.feature == "age")
     assert (age.value, age.contribution) == (None, 0.0)
 
@@ -249,7 +246,7 @@ def test_an_arm_that_fills_a_slate_competes_with_all_that_are_left():
     version = parameters(arms=3, horizon=3, repeats=False, policy="greedy", answers="learned")
     fading = np.array([[1e6], [1e6], [1e6]]) * np.ones(3)
     version = replace(version, answers=AnswerCounts(displayed=fading, answered=fading * [[1.0], [1e-3], [1e-6]]))
-    reasons = explain(version, np.zeros(3), NOBODY)
+    reasons = explain(version, arrival(np.zeros(3)))
     assert sorted(reasons.slate) == ["arm-0", "arm-1", "arm-2"]
     for shown, position in enumerate(reasons.positions):
         assert {one.arm for one in position.arms} <= {"arm-0", "arm-1", "arm-2"} - set(reasons.slate[:shown])
@@ -258,17 +255,17 @@ def test_an_arm_that_fills_a_slate_competes_with_all_that_are_left():
 
 def test_ties_with_a_threshold_explore_and_a_note_says_so():
     version = parameters(policy="aucbbp", horizon=2)
-    assert not any("ties" in note for note in explain(version, np.ones(3), NOBODY).notes)
+    assert not any("ties" in note for note in explain(version, arrival(np.ones(3))).notes)
     halved = replace(version, ties=(0.5, 1.0))
-    tied = explain(halved, np.ones(3), NOBODY)
-    assert tied.positions == explain(version, np.ones(3), NOBODY).positions
+    tied = explain(halved, arrival(np.ones(3)))
+    assert tied.positions == explain(version, arrival(np.ones(3))).positions
     assert any("here all of them explore" in note for note in tied.notes)
-    assert not any("ties" in note for note in explain(halved, np.ones(3), NOBODY, session="s").notes)
+    assert not any("ties" in note for note in explain(halved, arrival(np.ones(3), session="s")).notes)
 
 
 def test_sessions_differ_in_their_factors_and_without_one_a_note_says_so():
     version = parameters(policy="ucbbp")
-    alone, one, other = (explain(version, np.ones(3), NOBODY, session=name) for name in (None, "s", "t"))
+    alone, one, other = (explain(version, arrival(np.ones(3), session=name)) for name in ("", "s", "t"))
     assert any("no session id: without the spread of 1" in note for note in alone.notes)
     assert not any("session id" in note for note in one.notes + other.notes)
     spreads = [tuple(arm.spread for arm in found.positions[0].arms) for found in (one, other)]
@@ -276,18 +273,18 @@ def test_sessions_differ_in_their_factors_and_without_one_a_note_says_so():
     assert all(0.5 <= factor <= 1.5 for factor in spreads[0] + spreads[1])
     assert {arm.spread for arm in alone.positions[0].arms} == {None}
     for policy in ("greedy", "myopic-ucb"):
-        plain = explain(under(replace(version.settings, policy=policy), version), np.ones(3), NOBODY)
+        plain = explain(under(replace(version.settings, policy=policy), version), arrival(np.ones(3)))
         assert not any("spread" in note for note in plain.notes)
 
 
 def test_retired_and_excluded_arms_do_not_compete():
-    reasons = explain(parameters(), np.zeros(3), np.array([4]))
+    reasons = explain(parameters(), arrival(np.zeros(3), ["arm-4"]))
     competed = [one.arm for one in reasons.positions[0].arms]
     assert competed == ["arm-0", "arm-1", "arm-3", "arm-5"]
 
 
 def test_without_repeats_every_arm_is_shown_once_and_a_slate_may_be_short():
-    reasons = explain(parameters(arms=3, repeats=False, horizon=5), np.zeros(3), NOBODY)
+    reasons = explain(parameters(arms=3, repeats=False, horizon=5), arrival(np.zeros(3)))
     assert sorted(reasons.slate) == ["arm-0", "arm-1", "arm-2"]
     assert [len(position.arms) for position in reasons.positions] == [3, 2, 1]
     rewards = {arm.arm: arm.reward for arm in parameters(arms=3).arms}
@@ -296,7 +293,7 @@ def test_without_repeats_every_arm_is_shown_once_and_a_slate_may_be_short():
 
 def test_myopic_ucb_ignores_later_positions():
     for repeats in (True, False):
-        for position in explain(parameters(policy="myopic-ucb", repeats=repeats), np.ones(3), NOBODY).positions:
+        for position in explain(parameters(policy="myopic-ucb", repeats=repeats), arrival(np.ones(3))).positions:
             assert position.continuation == 0
             for one in position.arms:
                 k = int(one.arm.removeprefix("arm-"))
@@ -304,7 +301,7 @@ def test_myopic_ucb_ignores_later_positions():
 
 
 def test_with_nothing_eligible_the_slate_is_empty_and_its_mode_is_none():
-    reasons = explain(parameters(arms=2), np.zeros(3), np.array([0, 1]))
+    reasons = explain(parameters(arms=2), arrival(np.zeros(3), ["arm-0", "arm-1"]))
     assert reasons.slate == ()
     assert [(position.choice, position.mode) for position in reasons.positions] == [(None, "none")]
 
@@ -312,8 +309,8 @@ def test_with_nothing_eligible_the_slate_is_empty_and_its_mode_is_none():
 @pytest.mark.parametrize(
     ("change", "mode", "said"),
     [
-        ({"warmup": 9}, "warmup", "draws any eligible arm at random"),
-        ({"policy": "random"}, "random", "draws any eligible arm"),
+        ({"warmup": 9}, "explore", "draws any eligible arm at random"),
+        ({"policy": "random"}, "exploit", "draws any eligible arm"),
         ({"policy": "epsilon-greedy", "epsilon": 0.25}, "exploit", "with probability 0.25"),
         ({"policy": "ucbbp", "random_share": 0.05}, "explore", "5.0% of sessions"),
         ({"policy": "aucbbp"}, "explore", "no exploration thresholds"),
@@ -321,28 +318,20 @@ def test_with_nothing_eligible_the_slate_is_empty_and_its_mode_is_none():
 )
 def test_the_notes_name_every_random_choice(change, mode, said):
     version = replace(parameters(), thresholds=())
-    reasons = explain(under(replace(version.settings, **change), version), np.zeros(3), NOBODY)
+    reasons = explain(under(replace(version.settings, **change), version), arrival(np.zeros(3)))
     assert {position.mode for position in reasons.positions} == {mode}
     assert said in " ".join(reasons.notes)
     assert all(position.arms for position in reasons.positions)
 
 
-def test_theory_without_a_recorded_radius_is_computed():
-    recorded = replace(parameters(beta="theory", bonus="paper"), radius=3.0)
-    for position in explain(recorded, np.ones(3), NOBODY).positions:
-        assert all(one.bonus == pytest.approx(3 * one.width) for one in position.arms)
-    computed = explain(replace(recorded, radius=0.0), np.ones(3), NOBODY)
-    assert all(one.bonus > 50 * one.width for one in computed.positions[0].arms)
-
-
 def test_a_context_beyond_the_number_range_is_refused():
     with pytest.raises(InputError, match="too large"):
-        explain(parameters(), np.full(3, 1e200), NOBODY)
+        explain(parameters(), arrival(np.full(3, 1e200)))
 
 
 def test_a_session_that_no_plan_was_possible_for_has_its_fallback_and_the_cause():
-    version, context = parameters(repeats=False), np.full(3, 1e200)
-    fallback = SlatePlanner(version).fallback(Arrival(session_id="s", occurred_at=0, context=()))
-    reasons = explain(version, context, NOBODY, session="s", served=fallback)
+    version, someone = parameters(repeats=False), arrival(np.full(3, 1e200), session="s")
+    fallback = SlatePlanner(version).fallback(someone)
+    reasons = explain(version, someone, served=fallback)
     assert (reasons.slate, reasons.positions) == (fallback.arms, ())
     assert "too large" in reasons.notes[0]

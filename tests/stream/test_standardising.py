@@ -350,15 +350,11 @@ def test_serving_and_explaining_plan_on_the_same_numbers_as_the_learner() -> Non
     centred = replace(version, standardisation=None, settings=replace(version.settings, standardise=False))
     for raw in ((0.004, 250_000.0, 1.0), (MISSING, 7.0, 0.0), (5.0, 1e15, 1.0)):
         standard = tuple(known.apply(np.array([raw]))[0].tolist())
-        slates = [
-            SlatePlanner(parameters).plan(
-                [Arrival(session_id="s", occurred_at=0, context=context)], [pack_context(context)]
-            )
-            for parameters, context in ((version, raw), (centred, standard))
-        ]
+        users = [Arrival(session_id="s", occurred_at=0, context=context) for context in (raw, standard)]
+        pairs = list(zip((version, centred), users, strict=True))
+        slates = [SlatePlanner(one).plan([user], [pack_context(user.context)]) for one, user in pairs]
         assert slates[0] == slates[1]
-        nothing = np.array([], dtype=np.intp)
-        one, other = explain(version, np.array(raw), nothing), explain(centred, np.array(standard), nothing)
+        one, other = (explain(*pair) for pair in pairs)
         for mine, theirs in zip(one.positions, other.positions, strict=True):
             # Contributions name the values as they came.
             assert (mine.choice, mine.mode) == (theirs.choice, theirs.mode)

@@ -28,7 +28,7 @@ def place(version, arrival, arm) -> int:
 
 
 def asked(version, arrival, arm):
-    return why_not(version, arrival, arm, modes=planned(version, arrival).modes, by_id=True)
+    return why_not(version, arrival, arm, mode=[*planned(version, arrival).modes, "none"][0])
 
 
 def with_arm(version, index, **changes):
@@ -92,15 +92,16 @@ def test_without_an_id_the_policy_alone_answers_and_a_lot_has_no_answer_but_its_
     nobody = Arrival(session_id="", occurred_at=0, context=(0.0,) * 3)
     best = planned(version, nobody).arms[0]
     other = next(arm.arm for arm in version.arms if arm.arm != best)
-    said = why_not(version, nobody, other, modes=("exploit",), by_id=False)
+    said = why_not(version, nobody, other, mode="exploit")
     index = version.indices[other]
     assert said.revenue.first == said.revenue.anywhere > said.revenue.now == version.arms[index].reward
     chances = sigmoid(version.model.log_odds(np.zeros((1, 3))))[0]
     worth = chances[version.indices[best]] * version.rewards[version.indices[best]]
     assert said.revenue.first == pytest.approx(worth / chances[index], rel=1e-5)
     assert said.probability.first == pytest.approx(worth / version.rewards[index], rel=1e-5)
-    drawn = asked(under(replace(version.settings, warmup=9), version), nobody, other)
+    somebody = Arrival(session_id="s", occurred_at=0, context=(0.0,) * 3)
+    drawn = asked(under(replace(version.settings, warmup=9), version), somebody, other)
     assert (drawn.drawn, drawn.revenue, drawn.probability) == (1 / 3, None, None)
-    fallback = why_not(version, nobody, other, modes=("fallback",), by_id=True)
+    fallback = why_not(version, nobody, other, mode="fallback")
     assert fallback.revenue.first == pytest.approx(max(version.rewards), rel=1e-5)
     assert fallback.probability is None

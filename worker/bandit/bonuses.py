@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from worker.bandit.arrays import Array, Floats, sigmoid
+from worker.bandit.arrays import Array, sigmoid
 from worker.errors import InputError
 
 _ODD = tuple(np.uint32(number) for number in (0x9E3779B1, 0x85EBCA77, 0x85EBCA6B, 0xC2B2AE35))
@@ -28,10 +28,6 @@ class Bonus(ABC):
     """
 
     name: str
-
-    @abstractmethod
-    def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
-        """Return the bonus of each arm; `gains` are e − V."""
 
     @abstractmethod
     def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
@@ -68,9 +64,6 @@ class SlopeBonus(Bonus):
             raised *= factors
         raised += chances
         return raised
-
-    def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
-        return np.asarray(widths * self.slopes(chances, self.prepared(widths)) * np.maximum(gains, 0.0))
 
     def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
         return np.minimum(self.raised(sigmoid(log_odds), widths, factors), 1)
@@ -128,9 +121,6 @@ class PaperBonus(Bonus):
     """β·width, the same for any revenue of an arm: as printed in the paper."""
 
     name = "paper"
-
-    def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
-        return widths
 
     def optimistic(self, log_odds: Array, widths: Array, factors: Array | None = None) -> Array:
         raise InputError("the bonus paper has no probabilities to plan on without repeats")

@@ -119,11 +119,12 @@ def _programme(
     cascade: Cascade,
     order: Ints | None = None,
     taken: NDArray[np.bool_] | None = None,
+    earned: Array | None = None,
 ) -> Array:
     """Return V with m = 0 … H displays left, for f (arms, rows) in the order of showing: (H+1, rows).
 
     `order` (arms, rows) are the columns of the cascade in that order. The arms that it takes with m displays left are
-    noted in `taken` (H, arms, rows).
+    noted in `taken`, and what each earns with the best slate after it in `earned`, (H, arms, rows) both.
     """
     values = np.zeros((horizon + 1, f.shape[1]), dtype=f.dtype)
     with_it = np.empty_like(values[1:])
@@ -139,6 +140,8 @@ def _programme(
             if rates is not None and order is not None:
                 with_it *= rates[:, order[i]]
             with_it += gained[i - part.start]
+            if earned is not None:
+                earned[:, i] = with_it
             if taken is not None:
                 np.greater(with_it, values[1:], out=taken[:, i])
             np.maximum(values[1:], with_it, out=values[1:])
@@ -170,6 +173,21 @@ def by_worth(f: Array, rewards: Array, rates: Array, odds: Array | None = None) 
     going_on = rates.mean(axis=0)[:, None] * (1 - f)
     worth = f * rewards[:, None] / np.maximum(1 - going_on, np.finfo(f.dtype).tiny)
     return np.argsort(-worth, axis=0, kind="stable")
+
+
+def order_of_showing(chances: Floats, rewards: Floats, cascade: Cascade) -> Ints:
+    """Return the order in which a user with these click probabilities is shown arms: (K,) → (K,)."""
+    falling, rates = np.argsort(-rewards, kind="stable"), cascade.rates
+    if rates is None:
+        return falling
+    return falling[by_worth(chances[falling, None], rewards[falling], rates[:, falling], cascade.odds)[:, 0]]
+
+
+def earned_in_order(chances: Floats, rewards: Floats, horizon: int, cascade: Cascade, order: Ints) -> Floats:
+    """Return what each arm earns with the best slate after it, with m = 1 … H displays left: (K,) → (H, K) in order."""
+    earned = np.empty((horizon, len(order), 1))
+    _programme(chances[order, None], rewards[order, None], horizon, cascade, order[:, None], earned=earned)
+    return earned[:, :, 0]
 
 
 def _fill(picks: Ints, eligible: NDArray[np.bool_], *, leaving: bool) -> None:

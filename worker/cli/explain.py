@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
-from worker.bandit.arrays import Floats, Ints
 from worker.cli.explanation_html import explanation, picture
 from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
 from worker.cli.options.learning import setting
@@ -23,9 +22,9 @@ from worker.replay.one_session import ServedSession, find_session
 from worker.stream.catalogue import under
 from worker.stream.contexts import MISSING
 from worker.stream.events import TOPICS, Arrival
-from worker.stream.explanation import Explanation, arrival_of, explain
+from worker.stream.explanation import Explanation, explain
 from worker.stream.features import context_encoder
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, confidence_radius
 from worker.stream.tastes import columns_of_object, context_columns
 from worker.stream.why_not import why_not
 
@@ -88,8 +87,7 @@ def run(options: argparse.Namespace) -> int:
     if options.why_not is not None:
         if not reasons.modes:
             raise InputError("--why-not: this slate was not planned here, so no plan can be changed; leave it out")
-        by_id = options.session is not None
-        answer = why_not(parameters, case.arrival, options.why_not, modes=reasons.modes, by_id=by_id, names=case.names)
+        answer = why_not(parameters, case.arrival, options.why_not, mode=reasons.modes[0], names=case.names)
         why = [f"why not {answer.arm}?", *(f"   {line}" for line in why_lines(answer, reasons))]
         record["why_not"] = answer
     lines += [report(parameters, reasons, most=TOP if served is None else MOST), *(["", *why] if why else [])]
@@ -158,10 +156,10 @@ def _given_context(options: argparse.Namespace) -> Case:
         where = f"version {given.version}"
     parameters = _overridden(_checked(given, where), options)
     context, names = _read_context(options.context, parameters)
-    excluded = _indices(parameters, "--exclude", *options.exclude)
-    _indices(parameters, "--why-not", *filter(None, [options.why_not]))
-    reasons = explain(parameters, context, excluded, session=options.session, names=names)
-    return Case(parameters, arrival_of(parameters, context, excluded, options.session or ""), names, reasons)
+    _check_arms(parameters, "--exclude", options.exclude)
+    _check_arms(parameters, "--why-not", filter(None, [options.why_not]))
+    arrival = Arrival(session_id=options.session or "", occurred_at=0, context=context, exclude=tuple(options.exclude))
+    return Case(parameters, arrival, names, explain(parameters, arrival, names=names))
 
 
 def _session(options: argparse.Namespace) -> Case:
@@ -172,19 +170,11 @@ def _session(options: argparse.Namespace) -> Case:
     with source(options, TOPICS, session=options.session) as log:
         served = find_session(log, options.session, name)
     parameters, arrival = _checked(served.parameters, f"version {served.parameters.version}"), served.arrival
-    _indices(parameters, "--why-not", *filter(None, [options.why_not]))
+    _check_arms(parameters, "--why-not", filter(None, [options.why_not]))
     names = context_columns(parameters) if served.given is None else columns_of_object(parameters, served.given)
     reasons = Explanation(slate=served.slate, positions=(), notes=())
     if served.planned is not None:
-        excluded = [parameters.indices[arm] for arm in arrival.exclude if arm in parameters.indices]
-        reasons = explain(
-            parameters,
-            np.array(arrival.context),
-            np.array(excluded, dtype=np.intp),
-            session=arrival.session_id,
-            names=names,
-            served=served.planned,
-        )
+        reasons = explain(parameters, arrival, names=names, served=served.planned)
     return Case(parameters, arrival, names, reasons, served)
 
 
@@ -212,13 +202,15 @@ def _checked(parameters: Parameters, where: str) -> Parameters:
 
 def _overridden(parameters: Parameters, options: argparse.Namespace) -> Parameters:
     changes = {name: getattr(options, name) for name in OVERRIDES if getattr(options, name) is not None}
-    if changes.get("beta") == "theory" and parameters.settings.beta != "theory":
-        # The radius of the record belongs to its own β; 0 has it computed again.
-        parameters = replace(parameters, radius=0.0)
-    return under(replace(parameters.settings, **changes), parameters)
+    changed = under(replace(parameters.settings, **changes), parameters)
+    # The radius of the record belongs to its own β, and a file written by hand may have none.
+    if changed.settings.beta == "theory" and (parameters.settings.beta != "theory" or parameters.radius <= 0):
+        radius = confidence_radius(changed.settings, changed.arms, displays=changed.observations)
+        return replace(changed, radius=radius)
+    return changed
 
 
-def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str, ...]]:
+def _read_context(text: str, parameters: Parameters) -> tuple[tuple[float, ...], tuple[str, ...]]:
     """Read the numbers of a context, or an object of declared features, and return them with their names.
 
     With declared features, a number may be null.
@@ -239,20 +231,18 @@ def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str,
         raise InputError(f"{where}: must be {wanted}{or_object}: {error}") from None
     if encoder is not None and isinstance(given, dict):
         try:
-            return np.array(encoder.encode(given)), columns_of_object(parameters, given)
+            return tuple(encoder.encode(given)), columns_of_object(parameters, given)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
     if len(given) != settings.dim:
         raise InputError(f"{where}: has {len(given)} numbers, the parameters need {settings.dim}")
-    return np.array([MISSING if value is None else value for value in given]), context_columns(parameters)
+    return tuple(MISSING if value is None else value for value in given), context_columns(parameters)
 
 
-def _indices(parameters: Parameters, option: str, *arms: str) -> Ints:
-    known = parameters.indices
+def _check_arms(parameters: Parameters, option: str, arms: Iterable[str]) -> None:
     for arm in arms:
-        if arm not in known:
-            raise InputError(f"{option} {arm}: the parameters have no such arm{did_you_mean(arm, known)}")
-    return np.array([known[arm] for arm in arms], dtype=np.intp)
+        if arm not in parameters.indices:
+            raise InputError(f"{option} {arm}: the parameters have no such arm{did_you_mean(arm, parameters.indices)}")
 
 
 COMMAND = CommandSpec(

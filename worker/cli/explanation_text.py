@@ -12,7 +12,7 @@ from worker.stream.explanation import Explanation
 from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
-from worker.stream.why_not import Needed, WhyNot
+from worker.stream.why_not import ODDS_STEP, STEP, Needed, WhyNot
 
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of log-odds that are named
@@ -176,7 +176,8 @@ def _context(served: ServedSession) -> str:
     """Return the context as it was sent, or else from its columns, without missing values."""
     features, numbers = served.parameters.settings.features, served.arrival.context
     if served.given:
-        return ", ".join(f"{name}={value}" for name, value in served.given.items())
+        values = {name: int(value) if isinstance(value, bool) else value for name, value in served.given.items()}
+        return ", ".join(f"{name}={value}" for name, value in values.items())
     if features is None or not features.context:
         return ", ".join(f"x[{place}]={value:.10g}" for place, value in enumerate(numbers, start=1))
     columns = zip(features.context_names, features.number_columns, numbers, strict=True)
@@ -221,6 +222,8 @@ def why_lines(said: WhyNot, reasons: Explanation) -> list[str]:
     lines.append(_needed(said.revenue, "revenue per click", "{:.5g}"))
     if said.probability is not None:
         lines.append(_needed(said.probability, "click probability at position 1", "{:.4g}"))
+    steps = f"{STEP - 1:.0%} of the revenue and {ODDS_STEP} of the log-odds"
+    lines.append(f"tried upwards in steps of {steps}: a narrower range may be missed")
     lines += _bonus(said, reasons)
     against = [part for part in said.parts if part.contribution < 0 and part.feature != BASE_RATE]
     named = ", ".join(map(_named, against[:STRONGEST]))

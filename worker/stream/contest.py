@@ -6,28 +6,27 @@ goes on, 1 where rates are not learned (docs/math.md §8). With repeats, all eli
     score = q + bonus        q = Q̂_h(k) = f e + (1 − f) s V_{h+1}
 
 The bonus is 0 if the position exploits. Each session multiplies the bonus of each arm by a factor of its own, by its
-id: the spread. Without an id, factors are 1. `myopic-ucb` takes every position as the first and the last one, V_{h+1} =
-0, and has no spread.
+id: the spread. `myopic-ucb` takes every position as the first and the last one, V_{h+1} = 0, and has no spread.
 
-Without repeats (docs/math.md §7) arms are shown in an order, by falling reward or, where positions differ or users
-leave, by f e / (1 − s (1 − f)), so only those after the last one shown compete. With m displays left, arm k earns
-f_k e_k + (1 − f_k) s V(k+1, m−1): q under the estimate, score under the optimistic probabilities of the bonus if the
-session explores. The bonus is the difference. A slate that ends too early is filled up with other arms, which compete
-for the rest by the revenue of their own.
+Without repeats (docs/math.md §7) arms are shown in an order, so only those after the last one shown compete. q is what
+an arm earns together with the best slate after it under the estimate, score the same under the optimistic probabilities
+of the bonus if the session explores. The bonus is the difference. A slate that ends too early is filled up with other
+arms, which compete for the rest by the revenue of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from worker.bandit.answers import Cascade
 from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.bandit.bonuses import Spread, bonus_named
-from worker.bandit.ordering import by_worth
-from worker.bandit.planning import Planner, optimal_values
+from worker.bandit.ordering import earned_in_order, order_of_showing
+from worker.bandit.planning import optimal_values, slate_values
 from worker.bandit.policies import MyopicUcb, policy_named
 from worker.errors import InputError
 from worker.stream.chance import stable_keys
@@ -44,7 +43,7 @@ class Candidate:
 
     probability : of a click at this position
     answer_rate : share of the users without a click who go on; None where rates are not learned
-    spread : factor of the session on the bonus; None without a session, or if the policy has no spread
+    spread : factor of the session on the bonus; None if sessions do not differ
     contributions : the parts of its log-odds, the largest first
     """
 
@@ -76,140 +75,122 @@ class Position:
     out: Mapping[str, str] = field(default_factory=dict)
 
 
-#: A round of the contest: columns that compete, revenue after the position, the position (from 0) whose probabilities
-#: and rates count, q and score of all columns.
-_Round: TypeAlias = tuple[Ints, float, int, Floats, Floats]
+class _Round(NamedTuple):
+    """The contest for a position: columns that compete, with q and score.
+
+    `after` is the revenue after the position; `place` is the position, from 0, whose probabilities and rates count.
+    """
+
+    columns: Ints
+    q: Floats
+    score: Floats
+    after: float
+    place: int
 
 
 class Contest:
-    """The eligible arms of one session, one column each, in float64; in the order of showing if arms may not repeat.
+    """The eligible arms of one session, one column each.
 
-    `first` (columns,) are the click probabilities at the first position, `chances` (H, columns) those at each, `rates`
-    (H, columns) the shares of the users without a click who go on, `factors` (H, columns) those of the spread.
+    `chances` (H, columns) are the click probabilities at each position, `rates` those of the users without a click who
+    go on, `factors` those of the spread, if there is one.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        planner: Planner,
-        context: Floats,
-        eligible: Ints,
-        session: str | None,
-        *,
-        explores: bool,
-    ) -> None:
-        self.parameters, self.settings = parameters, parameters.settings
-        self.policy = policy_named(self.settings.policy)
-        if not self.settings.repeats:
-            eligible = _in_order(parameters, planner, context, eligible, session, explores=explores)
-        self.arms, self.rewards = eligible, parameters.rewards[eligible]
+    def __init__(self, parameters: Parameters, context: Floats, eligible: Ints, session: str) -> None:
+        self.parameters, self.arms, self.context = parameters, eligible, context
+        self.horizon, self.bonus = parameters.settings.horizon, bonus_named(parameters.settings.bonus)
+        self.rewards, model = parameters.rewards[eligible], parameters.model
         contexts, arms = context[None, :], eligible[None, :]
-        self.log_odds = parameters.model.log_odds_of(contexts, arms)[0]
-        self.widths = np.sqrt(parameters.model.squared_widths_of(contexts, arms)[0])
+        self.log_odds = model.log_odds_of(contexts, arms)[0]
+        self.widths = np.sqrt(model.squared_widths_of(contexts, arms)[0])
         if not (np.isfinite(self.log_odds).all() and np.isfinite(self.widths).all()):
             raise InputError("the context is too large: the numbers overflow")
-        columns, horizon = np.searchsorted(planner.shown, eligible), self.settings.horizon
-        self.cascade, spread = planner.cascade.choose(columns), _spread(parameters, session)
         self.first = sigmoid(self.log_odds)
-        self.chances = self._at_positions(self.first)
-        self.rates = np.ones((horizon, len(eligible))) if self.cascade.rates is None else self.cascade.rates
-        self.factors: Floats | None = None
-        if spread is not None:
-            # Without repeats, one order for all positions.
-            turns, keys = range(horizon) if self.settings.repeats else [0] * horizon, planner.arm_keys[columns]
-            self.factors = np.concatenate([spread.factors(slice(0, 1), keys, np.float64, turn) for turn in turns])
+        self.cascade = Cascade.of(model.position_effects, parameters.rates, shown=eligible, horizon=self.horizon)
+        self.chances = np.stack([self.cascade.chances(self.first, h) for h in range(self.horizon)])
+        self.rates = np.ones(self.chances.shape) if self.cascade.rates is None else self.cascade.rates
+        self.factors = self._factors(session) if has_spread(parameters) else None
 
-    def _at_positions(self, first: Floats) -> Floats:
-        """Return the probabilities at each position of arms that have `first` at the first one: (H, columns)."""
-        return np.stack([self.cascade.chances(first, h) for h in range(self.settings.horizon)])
+    def _factors(self, session: str) -> Floats:
+        settings, names = self.parameters.settings, [self.parameters.arms[arm].arm for arm in self.arms]
+        spread, keys = Spread(share=settings.spread, keys=stable_keys([session], settings.salt)), stable_keys(names)
+        # Without repeats, one order for all positions.
+        turns = range(self.horizon) if settings.repeats else [0] * self.horizon
+        return np.concatenate([spread.factors(slice(0, 1), keys, np.float64, turn) for turn in turns])
 
     def positions(
-        self,
-        slate: list[int],
-        modes: Sequence[str],
-        reasons: dict[int, tuple[Contribution, ...]],
-        way: str,
+        self, slate: list[int], modes: Sequence[str], reasons: Mapping[int, tuple[Contribution, ...]], way: str
     ) -> list[Position]:
-        """Explain every position of the slate, which was chosen in this way."""
-        explored = [mode == "explore" for mode in modes]
+        """Explain every position of the slate, which was chosen in this way; `reasons` are parts of log-odds."""
+        settings, explored = self.parameters.settings, [mode == "explore" for mode in modes]
         if way not in (SCORES, GREEDY):
-            rounds = self._fillers(slate, 0, again=self.settings.repeats and way != "order")
-        elif self.policy is MyopicUcb:
+            rounds = self._unscored(slate, 0, again=settings.repeats and way != "order")
+        elif policy_named(settings.policy) is MyopicUcb:
             rounds = self._myopic(slate)
-        elif self.settings.repeats:
+        elif settings.repeats:
             rounds = self._with_repeats(explored)
         else:
             rounds = self._without_repeats(slate, explored)
         return [
-            self._position(slate, h, mode, way, reasons, *round_)
+            self._position(slate, h, mode, way, reasons, round_)
             for h, (mode, round_) in enumerate(zip(modes, rounds, strict=True))
         ]
 
+    # ── the contest for each position ────────────────────────────────────────────────────────────────────────────────
+
     def _with_repeats(self, explored: list[bool]) -> Iterator[_Round]:
-        values = optimal_values(self.first[None, :], self.rewards, self.settings.horizon, self.cascade)[0]
+        values = optimal_values(self.first[None, :], self.rewards, self.horizon, self.cascade)[0]
         for h, (explore, after) in enumerate(zip(explored, [*values[1:].tolist(), 0.0], strict=False)):
-            yield np.arange(len(self.arms)), after, h, *self._scores(after, explore, h)
+            yield self._round(np.arange(len(self.arms)), after, h, explore=explore)
 
     def _myopic(self, slate: list[int]) -> Iterator[_Round]:
-        columns = np.arange(len(self.arms))
-        for arm in slate:
-            yield columns, 0.0, 0, *self._scores(0.0, True, 0)
-            if not self.settings.repeats:
-                columns = columns[self.arms[columns] != arm]
+        for h in range(len(slate)):
+            columns = self._left([] if self.parameters.settings.repeats else slate[:h])
+            yield self._round(columns, 0.0, 0, explore=True)
 
-    def _scores(self, after: float, explore: bool, h: int) -> tuple[Floats, Floats]:
-        q = self._q(self.chances[h], after, h)
-        if not explore:
-            return q, q
-        widths, gains = self.parameters.beta * self.widths, self.rewards - self.rates[h] * after
-        bonus = bonus_named(self.settings.bonus).of(self.chances[h], widths, gains)
-        return q, q + (bonus if self.factors is None else self.factors[h] * bonus)
+    def _unscored(self, slate: list[int], start: int, *, again: bool = False) -> Iterator[_Round]:
+        """Explain the positions from `start` on, which show arms that no score has chosen, perhaps `again`."""
+        parameters, chosen = self.parameters, np.array([slate], dtype=np.intp)
+        values = slate_values(parameters.model, parameters.rewards, self.context[None, :], chosen, parameters.rates)
+        after = [*values[0].tolist(), 0.0]
+        for h in range(start, len(slate)):
+            yield self._round(self._left([] if again else slate[:h]), after[h + 1], h, explore=False)
+
+    def _left(self, shown: list[int]) -> Ints:
+        return np.flatnonzero(~np.isin(self.arms, shown))
+
+    def _round(self, columns: Ints, after: float, h: int, *, explore: bool) -> _Round:
+        chances, ahead = self.chances[h, columns], self.rates[h, columns] * after
+        gains = self.rewards[columns] - ahead
+        q = score = chances * gains + ahead
+        if explore:
+            factors = None if self.factors is None else self.factors[h, columns]
+            raised = self.bonus.raised(chances, self.parameters.beta * self.widths[columns], factors)
+            score = self.bonus.scores(gains, chances, raised, leaving=True) + ahead
+        return _Round(columns, q, score, after, h)
 
     def _without_repeats(self, slate: list[int], explored: list[bool]) -> Iterator[_Round]:
-        optimistic = self.chances
+        optimistic = self.first
         if any(explored):
-            widths = self.parameters.beta * self.widths
             factors = None if self.factors is None else self.factors[0]
-            optimistic = bonus_named(self.settings.bonus).optimistic(self.log_odds, widths, factors)
-            optimistic = self._at_positions(optimistic)
-        values, optimistic_values = self._values(self.chances), self._values(optimistic)
-        first = 0
+            optimistic = self.bonus.optimistic(self.log_odds, self.parameters.beta * self.widths, factors)
+        order = order_of_showing(optimistic, self.rewards, self.cascade)
+        earned, hoped = (
+            earned_in_order(chances, self.rewards, self.horizon, self.cascade, order)
+            for chances in (self.first, optimistic)
+        )
+        begin = 0
         for h, (arm, explore) in enumerate(zip(slate, explored, strict=True)):
-            left = self.settings.horizon - h - 1
-            place = int(np.flatnonzero(self.arms == arm)[0])
-            if place < first:
-                yield from self._fillers(slate, h)
+            place = int(np.flatnonzero(self.arms[order] == arm)[0])
+            if place < begin:
+                yield from self._unscored(slate, h)
                 return
-            q = self._q(self.chances[h], values[1:, left], h)
-            score = self._q(optimistic[h], optimistic_values[1:, left], h) if explore else q
-            yield np.arange(first, len(self.arms)), float(values[place + 1, left]), h, q, score
-            first = place + 1
+            left = self.horizon - h - 1
+            after = float(earned[left - 1, place + 1 :].max(initial=0.0)) if left else 0.0
+            score = (hoped if explore else earned)[left, begin:]
+            yield _Round(order[begin:], earned[left, begin:], score, after, h)
+            begin = place + 1
 
-    def _fillers(self, slate: list[int], start: int, *, again: bool = False) -> Iterator[_Round]:
-        """Explain the positions from `start` on, which show arms that no score has chosen, perhaps `again`."""
-        after = [0.0]  # revenue of the slate behind each position, from the last one on
-        for h in range(len(slate) - 1, start, -1):
-            place = self.arms == slate[h]
-            after.append(float(self._q(self.chances[h], after[-1], h)[place][0]))
-        for h in range(start, len(slate)):
-            behind = after[len(slate) - 1 - h]
-            q = self._q(self.chances[h], behind, h)
-            gone = [] if again else slate[:h]
-            yield np.flatnonzero(~np.isin(self.arms, gone)), behind, h, q, q
-
-    def _values(self, chances: Floats) -> Floats:
-        """Return V(i, m), the best revenue from the columns i, i+1, … with m displays: (H, n) → (n+1, H+1)."""
-        horizon, columns = chances.shape
-        values = np.zeros((columns + 1, horizon + 1))
-        for i in range(columns - 1, -1, -1):
-            f, s = chances[::-1, i], self.rates[::-1, i]  # with m = 1 … H displays left
-            shown = f * self.rewards[i] + (1 - f) * s * values[i + 1, :-1]
-            np.maximum(values[i + 1, 1:], shown, out=values[i, 1:])
-        return values
-
-    def _q(self, chances: Floats, after: Floats | float, h: int) -> Floats:
-        """Return f e + (1 − f) s V of every column at position h; `after` is V."""
-        return np.asarray(chances * self.rewards + (1 - chances) * self.rates[h] * after)
+    # ── the result ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _position(
         self,
@@ -217,64 +198,35 @@ class Contest:
         h: int,
         mode: str,
         way: str,
-        reasons: dict[int, tuple[Contribution, ...]],
-        columns: Ints,
-        after: float,
-        place: int,
-        q: Floats,
-        score: Floats,
+        reasons: Mapping[int, tuple[Contribution, ...]],
+        round_: _Round,
     ) -> Position:
-        catalogue, factors = self.parameters.arms, self.factors
+        catalogue, factors, place = self.parameters.arms, self.factors, round_.place
         learned = self.parameters.answers is not None
         effect = position_effect(self.parameters, place)
-        in_order = columns[np.argsort(self.arms[columns], kind="stable")]  # the order of the catalogue
+        numbers = zip(round_.columns.tolist(), round_.q.tolist(), round_.score.tolist(), strict=True)
         return Position(
             position=h + 1,
-            continuation=after,
+            continuation=round_.after,
             choice=catalogue[slate[h]].arm,
             mode=mode,
             way=way,
-            out=out_of(self.parameters, self.arms, slate[:h], frozenset(self.arms[columns].tolist())),
+            out=out_of(self.parameters, self.arms, slate[:h], frozenset(self.arms[round_.columns].tolist())),
             arms=tuple(
                 Candidate(
                     arm=catalogue[self.arms[column]].arm,
                     probability=float(self.chances[place, column]),
-                    q=float(q[column]),
+                    q=q,
                     width=float(self.widths[column]),
-                    bonus=float(score[column] - q[column]),
-                    score=float(score[column]),
+                    bonus=score - q,
+                    score=score,
                     answer_rate=float(self.rates[place, column]) if learned else None,
                     spread=None if factors is None else float(factors[place, column]),
                     contributions=strongest_first(reasons[int(self.arms[column])] + effect),
                 )
-                for column in in_order.tolist()
+                for column, q, score in sorted(numbers)  # in the order of the catalogue
             ),
         )
-
-
-def _in_order(
-    parameters: Parameters,
-    planner: Planner,
-    context: Floats,
-    eligible: Ints,
-    session: str | None,
-    *,
-    explores: bool,
-) -> Ints:
-    """Return the arms in the order in which a slate without repeats shows them, as serving computes it."""
-    columns = planner.by_falling_revenue
-    cascade = planner.cascade.choose(columns).astype(planner.dtype)
-    if cascade.rates is not None and parameters.settings.policy != MyopicUcb.name:
-        heads, contexts = planner.heads, context[None, :]
-        chances = heads.probabilities(contexts)
-        if explores:
-            bonus, spread = bonus_named(parameters.settings.bonus), _spread(parameters, session)
-            factors = None if spread is None else spread.factors(slice(0, 1), planner.arm_keys, planner.dtype)
-            chances = bonus.optimistic(heads.log_odds(contexts), parameters.beta * heads.widths(contexts), factors)
-        rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
-        columns = columns[by_worth(chances.T[columns], rewards, cascade.rates, cascade.odds)[:, 0]]
-    arms = planner.shown[columns]
-    return arms[np.isin(arms, eligible)]
 
 
 def out_of(parameters: Parameters, eligible: Ints, shown: list[int], competing: Collection[int]) -> dict[str, str]:
@@ -288,14 +240,6 @@ def out_of(parameters: Parameters, eligible: Ints, shown: list[int], competing: 
         return f"shown at position {shown.index(index) + 1}" if index in shown else "its turn in the order is over"
 
     return {arm.arm: why(index) for index, arm in enumerate(parameters.arms) if index not in competing}
-
-
-def _spread(parameters: Parameters, session: str | None) -> Spread | None:
-    """Return the spread of this session; None if there is none."""
-    if session is None or not has_spread(parameters):
-        return None
-    settings = parameters.settings
-    return Spread(share=settings.spread, keys=stable_keys([session], settings.salt))
 
 
 def has_spread(parameters: Parameters) -> bool:

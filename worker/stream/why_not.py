@@ -24,12 +24,16 @@ import numpy as np
 from worker.bandit.arrays import sigmoid
 from worker.bandit.policies import Ucbbp, policy_named
 from worker.stream.catalogue import under
+from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival
-from worker.stream.explanation import planned_again, way_of
+from worker.stream.explanation import for_arrival, way_of
 from worker.stream.parameters import Parameters
+from worker.stream.slates import SlatePlanner
 from worker.stream.tastes import Contribution, context_columns, contributions
 
-STEP, STEPS_OF_ODDS = 1.15, 80  # of 0.25
+STEP: Final = 1.15  # factor of the revenue
+ODDS_STEP: Final = 0.25
+MOST_ODDS: Final = 20.0
 MOST_REVENUE: Final = 1000.0  # times the highest revenue of any ad
 CLOSE: Final = 1e-6
 
@@ -71,24 +75,18 @@ class WhyNot:
 
 
 def why_not(
-    parameters: Parameters,
-    arrival: Arrival,
-    arm: str,
-    *,
-    modes: tuple[str, ...],
-    by_id: bool,
-    names: tuple[str, ...] | None = None,
+    parameters: Parameters, arrival: Arrival, arm: str, *, mode: str, names: tuple[str, ...] | None = None
 ) -> WhyNot:
-    """Explain why an arrival was not shown an arm first; its slate had these `modes`.
+    """Return what keeps an arm from being shown in the slate of an arrival, whose first position has this mode.
 
-    Chance is that of its session id (`by_id`), or left out. `names` are those of the columns of its context.
+    `names` are those of the columns of its context.
     """
+    parameters = for_arrival(parameters, arrival)
     index, settings, policy = parameters.indices[arm], parameters.settings, policy_named(parameters.settings.policy)
-    mode = modes[0] if modes else "none"
-    way = way_of(parameters, mode, by_id=by_id)
+    way = way_of(parameters, mode)
 
     def place(version: Parameters, who: Arrival = arrival) -> int:
-        slate = planned_again(version, who, by_id=by_id, mode=mode)
+        slate = _planned(version, who, mode)
         return slate.index(arm) + 1 if arm in slate else 0
 
     obstacle = "it is retired" if not parameters.arms[index].active else None
@@ -117,7 +115,7 @@ def why_not(
         most = MOST_REVENUE * float(parameters.rewards.max())
         revenue = _needed(by_revenue, takewhile(lambda value: value < most, (reward * STEP**n for n in range(10_000))))
     if way not in ("lot", "order", "fallback"):
-        shifts = _needed(by_shift, (n / 4 for n in range(STEPS_OF_ODDS)))
+        shifts = _needed(by_shift, np.arange(0.0, MOST_ODDS, ODDS_STEP).tolist())
         first, anywhere = (None if one is None else _chance(now + one) for one in (shifts.first, shifts.anywhere))
         probability = Needed(now=_chance(now), first=first, anywhere=anywhere)
     explorable = mode == "exploit" and policy.is_selective
@@ -133,6 +131,14 @@ def why_not(
         if_explored=place(under(replace(settings, policy=Ucbbp.name), open_to_it), free) if explorable else None,
         parts=contributions(parameters, index, context, prepared[0], names or context_columns(parameters)),
     )
+
+
+def _planned(parameters: Parameters, arrival: Arrival, mode: str) -> tuple[str, ...]:
+    """Return the arms that serving shows, to a session of the group of this mode."""
+    planner = SlatePlanner(parameters)
+    if mode == "fallback":
+        return planner.fallback(arrival).arms
+    return planner.plan([arrival], [pack_context(arrival.context)], control_share=float(mode == "control"))[0].arms
 
 
 def _with_arm(parameters: Parameters, index: int, **changes: Any) -> Parameters:
