@@ -53,8 +53,6 @@ def test_workers_that_begin_with_different_configurations_agree_on_one_version_0
     zeros = [orjson.loads(record.value) for record in fleet.read(fleet.names.parameters)]
     assert len({zero["sha256"] for zero in zeros}) == 1
     arms = {arm["arm"] for arm in zeros[0]["arms"]}
-    odd = workers[arms != {"else"}]
-    eventually(lambda: "catalogue-differs" in odd.ask("/readyz")[1], what="another catalogue is reported")
     unfit = fleet.start("--dim", "7")
     assert unfit.process.wait(300) == 2
     assert "--dim is" in unfit.tail()

@@ -89,12 +89,10 @@ def test_a_clock_that_starts_behind_rejects_only_what_is_hours_ahead_of_it() -> 
     machine.clock.witness([machine.true + HOUR, machine.true + 2 * HOUR])
     assert machine.clock.latest() == machine.true + UNCONFIRMED
     assert machine.clock.earlier() == machine.true
-    assert machine.reports[-1] == "all records are 3600 s ahead of this clock"
     machine.clock.witness([machine.true + 2 * HOUR, machine.true - 50_000])
     assert machine.clock.latest() == machine.clock.later() == machine.true
     machine.clock.witness([machine.true + HOUR])
-    machine.clock.earlier()
-    assert machine.reports[-1] == "", "one record alone proves nothing against a confirmed clock"
+    assert machine.clock.latest() == machine.true, "one record alone proves nothing against a confirmed clock"
     stamped = Machine()
     stamped.clock.confirm(stamped.true + HOUR, written_at=stamped.true)
     assert stamped.clock.latest() == stamped.true + HOUR
@@ -106,14 +104,6 @@ def test_a_suspended_machine_continues_at_the_present_time() -> None:
     machine.passed += 10 * HOUR
     assert machine.clock.earlier() == machine.clock.later() == machine.true
     assert machine.reports == [""]
-
-
-def test_a_journal_without_the_time_of_the_broker_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    machine = Machine()
-    for _ in range(3):
-        assert machine.clock.confirm(None, written_at=machine.true)
-    (line,) = caplog.messages
-    assert "adcascade topics check" in line
 
 
 def test_the_clock_of_tests_is_a_file(tmp_path) -> None:

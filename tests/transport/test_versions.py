@@ -19,8 +19,9 @@ from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, ev
 from worker.errors import FailedError, InputError
 from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader
 from worker.metrics import Metrics
-from worker.runtime.settings import ProcessSettings
+from worker.runtime.settings import ProcessSettings, different
 from worker.runtime.supervision import Pauses
+from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 from worker.stream.topology import Record, Topics
@@ -243,7 +244,22 @@ def test_what_differs_from_the_published_settings_is_named() -> None:
     (line,) = configuration().surprises(replace(ZERO, settings=settings(window=20_000, policy="greedy")))
     assert line.endswith("policy, window")
     assert configuration().surprises(ZERO) == []
+    own = settings()
+    completed = replace(own, features=Features.of_table({"ads": {"price": "number"}}), standardise=False)
+    assert different(own, completed) == [], "the first catalogue has completed the features"
     (line,) = configuration(learning=settings(standardise=True)).surprises(ZERO)
     assert line.startswith("standardise is on here and off in the published parameters")
     (line,) = configuration(arms=()).surprises(Parameters.first(settings(), ()))
     assert line.startswith("there are no arms")
+
+
+def test_a_catalogue_file_that_differs_is_a_surprise_with_the_difference() -> None:
+    hat, shoe, old = (Arm(arm="hat", reward=1.0), Arm(arm="shoe", reward=2.0), Arm(arm="old", reward=3.0, active=False))
+    newest = replace(Parameters.first(settings(), (hat, shoe, old)), version=7)
+    (line,) = configuration(arms=(replace(shoe, reward=2.5), Arm(arm="coat", reward=4.0))).surprises(newest)
+    assert "of version 7, which hold: 1 added, 1 retired and 1 changed: " in line
+    assert all(change in line for change in ("+ coat 4", "− hat 1", "~ shoe 2 → 2.5", "arms sync FILE"))
+    (line,) = configuration(arms=tuple(Arm(arm=f"ad-{index}", reward=1.0) for index in range(100))).surprises(newest)
+    assert "100 added, 2 retired" in line
+    assert "and 97 more" in line
+    assert configuration(arms=(hat, shoe)).surprises(newest) == []

@@ -244,7 +244,7 @@ def worker_process(broker: str, names: Topics, folder: Path, **more: str) -> Chi
     """Start a worker, with `more` options. Its arms and its dimension come from the published version."""
     options = {"broker": broker, "prefix": names.prefix, "group": names.prefix, "horizon": HORIZON}
     options |= {"window": f"{WINDOW}ms", "session_timeout": f"{TIMEOUT}ms", "lateness": f"{LATENESS}ms"}
-    options |= {"log_level": "warning", **more}
+    options |= {"max_open_sessions": 10 * ARRIVALS["worker"], "log_level": "warning", **more}
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     return ChildProcess("the worker", ["worker", "worker", *flags], folder)
 

@@ -15,7 +15,7 @@ from worker.console import check_writable, note, stops_on_signals, write_result
 from worker.errors import InputError
 from worker.http.pages import operations
 from worker.kafka.connection import Connection
-from worker.runtime.memory import collect_garbage_rarely
+from worker.runtime.interpreter import collect_garbage_rarely
 from worker.simulation.reporting import flag, laid_out
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
 from worker.simulation.traffic.report import TrafficLines, TrafficMetrics, summary, summary_rows

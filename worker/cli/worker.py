@@ -35,18 +35,19 @@ LOG = (
     Option("log-level", "lowest level in the log", choices=log_format.LEVELS, default="info"),
 )
 
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
+
 #: Options of a process that answers arrivals, `worker` or `serve`.
 PROCESS = (
     count(
         "max-open-sessions",
-        "maximum sessions in memory; further arrivals get fallback ads (default: what half of the memory holds)",
+        "maximum sessions in memory; further arrivals get fallback ads",
+        _DEFAULTS["max_open_sessions"],
     ),
     Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
     Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
     *LOG,
 )
-
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
 
 OPERATION = (
     Option("group", "consumer group of all workers of these topics", default=_DEFAULTS["group"]),

@@ -28,8 +28,8 @@ from worker.kafka.parameters import PublishedParameters, Received, published_ver
 from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
 from worker.runtime.child import report
+from worker.runtime.interpreter import collect_garbage_rarely
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
-from worker.runtime.memory import collect_garbage_rarely
 from worker.stream.encoding import encode_episode
 from worker.stream.events import Tag
 from worker.stream.learner import Learner, Outcome

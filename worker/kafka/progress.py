@@ -85,6 +85,7 @@ class ProgressReporter:
         except KafkaException as error:
             app.fail(FailedError(f"progress was not acknowledged: {reason_of(error)}"))
             return
-        kind, stamp = written.timestamp()  # that of the producer, if the topic keeps those
-        if self._clock.confirm(stamp if kind == TIMESTAMP_LOG_APPEND_TIME else None, written_at=time):
+        kind, stamp = written.timestamp()
+        is_brokers = kind == TIMESTAMP_LOG_APPEND_TIME  # else that of the producer, which the topic keeps
+        if not is_brokers or self._clock.confirm(stamp, written_at=time):
             app.partitions.acknowledge(partition, time)

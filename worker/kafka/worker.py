@@ -15,11 +15,9 @@ from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import topics_at_start
 from worker.metrics import CONSUMED, Metrics
+from worker.runtime.interpreter import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.learner_process import LearnerProcess, count_report
-from worker.runtime.memory import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.supervision import supervised
-from worker.runtime.watch import CatalogueCheck
-from worker.stream.settings import LearningSettings
 from worker.stream.version_sizes import check_size
 from worker.web.status import status_routes
 
@@ -35,14 +33,13 @@ def run_worker(settings: WorkerSettings) -> int:
     connection, topics = settings.connection, settings.topics
     count = topics_at_start(connection, topics)
     history = published_versions(connection, topics)
-    learning, first = settings.configured(history)
+    _, first = settings.configured(history)
     if not history:
         check_size(first)
     if settings.start is not None and not history:
         log.info(settings.start.line(first))
     for line in settings.surprises(history[-1] if history else first):
         log.warning(line)
-    most_sessions = settings.most_sessions(learning)
     metrics = Metrics(CONSUMED)
     parameters = PublishedParameters(first, history, metrics)
     versions = VersionReader(connection, topics, parameters, metrics.troubles)
@@ -54,9 +51,9 @@ def run_worker(settings: WorkerSettings) -> int:
         clock=settings.clock,
         limits=settings.limits,
         secret=settings.secret,
-        max_open_sessions=most_sessions,
+        max_open_sessions=settings.max_open_sessions,
     )
-    app = _make_app(settings, learning, partitions, versions, metrics, count)
+    app = _make_app(settings, partitions, versions, metrics, count)
     unready = partial(_unready, app, versions, parameters)
     routes = {
         **operations(metrics.registry, unready, metrics.trouble_lines),
@@ -66,7 +63,7 @@ def run_worker(settings: WorkerSettings) -> int:
         log.info(
             "worker: %s.* on %s, status page, metrics and health at %s",
             *(topics.prefix, ",".join(connection.servers), server.url),
-            extra={"fields": {"url": server.url, "partitions": count, "max_open_sessions": most_sessions}},
+            extra={"fields": {"url": server.url, "partitions": count}},
         )
         collect_garbage_rarely()
         let_the_loop_go_first()
@@ -77,17 +74,13 @@ def run_worker(settings: WorkerSettings) -> int:
 
 def _make_app(
     settings: WorkerSettings,
-    learning: LearningSettings,
     partitions: Partitions,
     versions: VersionReader,
     metrics: Metrics,
     count: int,
 ) -> WorkerApp:
     learner = LearnerProcess(settings.learner, partial(count_report, metrics), metrics.troubles)
-    catalogue = CatalogueCheck(settings.arms, metrics.troubles)
-    history = partitions.parameters.history
-    catalogue.start(history[-1] if history else None)
-    monitor = WorkerMonitor(partitions, learner, learning, catalogue, metrics)
+    monitor = WorkerMonitor(partitions, learner, metrics)
     progress = ProgressReporter(count=count, clock=partitions.clock, interval=settings.progress_interval)
     background = [
         versions.run,

@@ -266,11 +266,6 @@ class Metrics:
         return {name: value for name, value in found.items() if value}
 
     @property
-    def opened(self) -> int:
-        """The number of sessions opened so far."""
-        return self._now.tally.opened
-
-    @property
     def _context_bytes(self) -> int:
         """The length of a packed context of the newest version, or of the last session before there is one."""
         known = self._parameters

@@ -2,7 +2,7 @@
 
 Rules that hold here (docs/design.md §4, "Clocks"):
 
-- The **reference** is the newest time that a broker has put on a journal record, plus what has passed since. Only a
+- The **reference** is the newest time that a broker has put on a progress record, plus what has passed since. Only a
   topic with `message.timestamp.type=LogAppendTime` carries the time of its broker. Without such times, the reference is
   the clock at a moment when a record of the inputs agreed with it, or else at the start, plus what has passed since: it
   shows steps of the clock, but not a clock that was wrong from the beginning.
@@ -17,15 +17,12 @@ Rules that hold here (docs/design.md §4, "Clocks"):
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from worker.stream.decoding import MAX_FACT_LEAD, MAX_PROGRESS_LEAD
-
-log = logging.getLogger(__name__)
 
 Clock = Callable[[], int]
 
@@ -96,8 +93,6 @@ class ComparedClock:
         self._steady = steady
         self._offset = clock() - steady()
         self._is_brokers = self._is_confirmed = False
-        self._records_ahead = 0
-        self._is_warned = False
 
     def __call__(self) -> int:
         """Return what the clock of this machine shows."""
@@ -108,8 +103,7 @@ class ComparedClock:
         now, reference = self._clock(), self._offset + self._steady()
         lead = now - reference
         if abs(lead) <= self._most:
-            doubt = f"all records are {self._records_ahead / 1000:.0f} s ahead of this clock"
-            self._report(doubt if self._records_ahead > self._most else "")
+            self._report("")
             return now
         other = "the broker's" if self._is_brokers else "its own course since it last agreed with a record"
         self._report(f"this clock is {abs(lead) / 1000:.0f} s {'ahead of' if lead > 0 else 'behind'} {other}")
@@ -123,26 +117,13 @@ class ComparedClock:
         """Return the latest timestamp that a record may have."""
         return self.later() + (0 if self._is_confirmed else UNCONFIRMED)
 
-    def confirm(self, stamp: int | None, *, written_at: int) -> bool:
+    def confirm(self, stamp: int, *, written_at: int) -> bool:
         """Take the broker's time of a progress record; return whether the learner accepts a record of `written_at`."""
-        if stamp is None:
-            if not self._is_warned:
-                self._is_warned = True
-                log.warning(
-                    "the journal has the times of workers, not of brokers: a clock that is wrong from the start is not "
-                    "noticed. `adcascade topics check` names the topics to change"
-                )
-            return True
         self._offset, self._is_brokers, self._is_confirmed = stamp - self._steady(), True, True
-        self._records_ahead = 0
         return written_at <= stamp + MAX_PROGRESS_LEAD
 
     def witness(self, timestamps: Sequence[int]) -> None:
         """Take the times of records that were read now: one that agrees with the clock confirms it."""
-        if self._is_brokers:
-            return
         now = self._clock()
-        if any(abs(now - timestamp) <= self._most for timestamp in timestamps):
-            self._offset, self._is_confirmed, self._records_ahead = now - self._steady(), True, 0
-        elif not self._is_confirmed:
-            self._records_ahead = min(timestamps) - now
+        if not self._is_brokers and any(abs(now - timestamp) <= self._most for timestamp in timestamps):
+            self._offset, self._is_confirmed = now - self._steady(), True

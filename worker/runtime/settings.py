@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Final
 
 from worker.errors import InputError
 from worker.runtime.clock import Clock, wall_clock
-from worker.runtime.memory import available_memory, sessions_that_fit
-from worker.runtime.watch import different, ignored_features
 from worker.secret import Secret
+from worker.stream.catalogue import catalogue_difference, describe_changes
 from worker.stream.decoding import Limits
+from worker.stream.feature_changes import differing
+from worker.stream.features import listed
 from worker.stream.parameters import Parameters
-from worker.stream.settings import NO_CONTEXT, Arm, LearningSettings, check_columns, continued, ignored_scale
+from worker.stream.settings import (
+    KEPT_BY_MODEL,
+    NO_CONTEXT,
+    Arm,
+    LearningSettings,
+    check_columns,
+    continued,
+    ignored_scale,
+)
 from worker.stream.starting import Start
+
+#: Changes of a catalogue that a line lists.
+LISTED: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +45,7 @@ class ProcessSettings:
     start: Start | None = None
     limits: Limits = Limits()  # noqa: RUF009 — it is frozen
     secret: Secret | None = None
-    max_open_sessions: int | None = None
+    max_open_sessions: int = 50_000  # fit into 512 MB with the learner, with contexts of up to 128 numbers
     progress_interval: float = 1.0
     clock: Clock = wall_clock
 
@@ -59,6 +73,7 @@ class ProcessSettings:
         lines = [
             ignored_scale(self.learning, newest.settings),
             ignored_features(self.learning, newest),
+            ignored_arms(self.arms, newest),
             None if self.start is None else self.start.ignored(newest),
         ]
         if changed := different(learning, newest.settings):
@@ -72,6 +87,37 @@ class ProcessSettings:
             )
         return [line for line in lines if line is not None]
 
-    def most_sessions(self, learning: LearningSettings) -> int:
-        """Return how many sessions may be open: as configured, else what the memory holds."""
-        return self.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
+
+def different(one: LearningSettings, other: LearningSettings) -> list[str]:
+    """Return the names of the settings that differ, without those that a model keeps for life.
+
+    >>> different(LearningSettings(dim=2, beta=1.0), LearningSettings(dim=2, beta=2.0))
+    ['beta']
+    """
+    names = [f.name for f in fields(one) if f.name not in KEPT_BY_MODEL]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
+
+
+def ignored_features(settings: LearningSettings, newest: Parameters) -> str | None:
+    """Return a line for people if features are declared otherwise than a version has them, which holds; else None."""
+    found = differing(settings.features, newest.settings.features)
+    if not found:
+        return None
+    return (
+        f"the declared features differ from those of version {newest.version}, which hold: {found} "
+        "(`adcascade features apply` changes them)"
+    )
+
+
+def ignored_arms(wanted: Sequence[Arm], newest: Parameters) -> str | None:
+    """Return a line for people if a catalogue file differs from the arms of a version, which hold; else None."""
+    changes = catalogue_difference(newest.arms, wanted) if wanted else ()
+    if not changes:
+        return None
+    rows = describe_changes(newest.arms, changes)
+    counted = Counter(sign for sign, _, _ in rows)
+    named = listed((f"{sign} {arm} {reward}" for sign, arm, reward in rows), LISTED)
+    return (
+        f"the catalogue file differs from the arms of version {newest.version}, which hold: {counted['+']} added, "
+        f"{counted['−']} retired and {counted['~']} changed: {named} (`adcascade arms sync FILE` changes them)"
+    )

@@ -12,9 +12,8 @@ from worker.embedded.state import StateFolder
 from worker.errors import AdcascadeError, FailedError
 from worker.http.server import http_server
 from worker.metrics import Metrics
+from worker.runtime.interpreter import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.learner_process import LearnerProcess, LearnerStatus, count_report
-from worker.runtime.memory import collect_garbage_rarely, let_the_loop_go_first
-from worker.runtime.watch import CatalogueCheck
 from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner
 from worker.serve.settings import ServeSettings
@@ -73,8 +72,6 @@ class Server:
             versions.learn(parameters)
         self._metrics.version(versions.newest)
         versions.at(settings.clock()).prepare()  # now, not in the first request
-        self._catalogue = CatalogueCheck(settings.arms, self._metrics.troubles)
-        self._catalogue.start(versions.newest)
         self._runner = ServeRunner(
             store,
             versions,
@@ -82,7 +79,7 @@ class Server:
             clock=settings.clock,
             limits=settings.limits,
             secret=settings.secret,
-            max_open_sessions=settings.most_sessions(versions.newest.settings),
+            max_open_sessions=settings.max_open_sessions,
             progress_interval=settings.progress_interval,
         )
         self._desk = OrderDesk(self._runner)
@@ -161,7 +158,6 @@ class Server:
             if wrong:
                 log.error("the balances are off: %s", dict(wrong))
             self._learner.check()
-            self._catalogue.again(self._runner.versions.history)
             self._metrics.learning(self._learner.running)
             await asyncio.sleep(_WATCH_INTERVAL)
 

@@ -181,18 +181,10 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         "The history of the parameters cannot be written. Serving and learning continue.",
         "Check the topic parameters-history (adcascade topics check) and the learner's right to write to it.",
     ),
-    # State and settings.
+    # State.
     "damaged-state": TroubleKind(
         "A value of the session table could not be read. It was skipped.",
         "Check the writers of sessions-changelog. Only workers of one version may write to it.",
-    ),
-    "settings-differ": TroubleKind(
-        "This worker has other settings than the newest version, which another worker made. The version holds.",
-        "Start all workers with the same settings.",
-    ),
-    "catalogue-differs": TroubleKind(
-        "The catalogue file of this worker differs from the published catalogue, which serves.",
-        "Run adcascade arms sync FILE to publish the file, or correct the file.",
     ),
 }
 
