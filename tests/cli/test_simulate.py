@@ -98,7 +98,7 @@ def test_without_scikit_learn_one_line_names_it(adcascade, monkeypatch):
         ("silent", "--reported 0.3"),
         ("newcomers", "--join 3 --new-arms 2 --better 4 --spread 1"),
         ("newcomers", "--join 3 --new-arms 2 --prices unequal"),
-        ("drift", "--change ads --forgetting auto"),
+        ("drift", "--change ads-and-tastes --forgetting auto"),
         ("interactions", "--interaction 2 --crosses none"),
         ("skewed", ""),
     ],
