@@ -22,7 +22,7 @@ from math import nan
 from typing import Final, NamedTuple
 
 from worker.logs.ordered import OrderedLog
-from worker.logs.traces import SessionTrace, TraceReader, opened_by
+from worker.logs.traces import SessionTrace, TraceReader
 from worker.stream.chance import journal_number
 from worker.stream.contexts import pack_context
 from worker.stream.events import Mode, Opened
@@ -77,11 +77,8 @@ class LoggedSessions:
             self._thin_out()
 
     def _add(self, trace: SessionTrace, reader: TraceReader) -> None:
-        decision = next((decision for _, decision in reversed(trace.decisions) if decision.position == 1), None)
-        openings = [opened for _, opened in trace.openings]
-        if not openings and decision is not None and reader.arrivals(trace, decision.parameters_version):
-            openings = [opened_by(reader.arrivals(trace, decision.parameters_version)[-1], decision)]
-        elif decision is None or not trace.arrivals:
+        openings = reader.openings(trace)
+        if trace.openings and (trace.first_decision is None or not trace.arrivals):
             self.share = min([self.share, *(opened.share for opened in openings if opened.share is not None)])
         reason = self._reason_to_leave_out(trace, openings, reader.latest)
         if reason is not None:

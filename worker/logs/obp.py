@@ -45,7 +45,7 @@ class ObpTable:
         """Yield the rows, in the order of arrival."""
         reader = TraceReader(self._log)
         for trace in reader.read(self._log.entries("writing")):
-            arrivals = reader.candidates(trace, self._newest)
+            arrivals = reader.arrivals(trace, self._newest)
             found = self._displays(trace, reader.latest) if arrivals else NO_ARRIVAL
             if isinstance(found, str):
                 self.left_out[found] += 1

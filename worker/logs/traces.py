@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Mode, Opened
@@ -37,32 +39,39 @@ UNLIMITED: Final = Limits(
 
 @dataclass(slots=True, eq=False)
 class SessionTrace:
-    """The records of one session.
+    """The records of one session, each with its entry.
 
-    arrivals : without repetitions; several if two arrivals have the same id and time. Their contexts have the columns
-        of the version that their time calls for (see `TraceReader.arrivals`)
-    values : the bytes of each of them
-    openings : `opened` of the journal, with their entries
-    decisions : with their entries
+    arrivals : the entries of arrivals; several if two have the same id and time, or if one was sent again
+    openings : `opened` of the journal
+    decisions : of the worker, or of another system
     facts, clicks : feedback of the journal, and of the clicks
-    fact_offsets : the offset of each of the facts
+    contexts : the arrivals that were decoded so far, by the features that were declared (`TraceReader.arrivals`)
     """
 
     session_id: str
     arrived_at: int
-    arrivals: list[Arrival] = field(default_factory=list)
-    values: list[bytes | None] = field(default_factory=list)
+    arrivals: list[Entry] = field(default_factory=list)
     openings: list[tuple[Entry, Opened]] = field(default_factory=list)
     decisions: list[tuple[Entry, Decision]] = field(default_factory=list)
-    facts: list[FeedbackFact] = field(default_factory=list)
-    fact_offsets: list[int] = field(default_factory=list)
-    clicks: list[Feedback] = field(default_factory=list)
+    facts: list[tuple[Entry, FeedbackFact]] = field(default_factory=list)
+    clicks: list[tuple[Entry, Feedback]] = field(default_factory=list)
+    contexts: dict[int, list[Arrival]] = field(default_factory=dict)
 
     @property
     def feedback(self) -> Iterator[Feedback | FeedbackFact]:
         """All feedback; most of it is in the journal and in the clicks."""
-        yield from self.facts
-        yield from self.clicks
+        yield from (fact for _, fact in self.facts)
+        yield from (click for _, click in self.clicks)
+
+    @property
+    def slates(self) -> list[Opened | Decision]:
+        """The records with its slate, or the rest of it: of the journal first."""
+        return [*(opened for _, opened in self.openings), *(decision for _, decision in self.decisions)]
+
+    @property
+    def first_decision(self) -> Decision | None:
+        """The decision for the first position, which has the whole slate."""
+        return next((decision for _, decision in reversed(self.decisions) if decision.position == 1), None)
 
     def answered(self, slate: tuple[str, ...], settings: LearningSettings) -> tuple[int, bool]:
         """Return how many displays of the slate count, and whether the last of them was clicked.
@@ -71,7 +80,7 @@ class SessionTrace:
         """
         return answered(
             slate,
-            self.facts if self.openings else self.clicks,
+            (one for _, one in (self.facts if self.openings else self.clicks)),
             whole_slate=settings.unanswered == "passed",
             first=self.arrived_at,
             last=self.arrived_at + settings.session_timeout,
@@ -97,19 +106,37 @@ def opened_by(arrival: Arrival, decision: Decision) -> Opened:
     return opening(arrival, decision.slate, modes, decision.parameters_version)
 
 
+def arrival_of(opened: Opened) -> Arrival:
+    """Return the arrival that the journal has opened a session by; it does not name the user."""
+    return Arrival(
+        session_id=opened.session_id, occurred_at=opened.arrived_at, context=opened.context, exclude=opened.exclude
+    )
+
+
+class _ArrivalId(msgspec.Struct, gc=False):
+    session_id: str
+
+
+_decode_id: Final = msgspec.json.Decoder(_ArrivalId).decode
+
+
 class TraceReader:
-    """Gather the traffic of a log into traces.
+    """Gather the traffic of a log into traces, which end after the longest session timeout or this one.
 
     `unreadable` receives every decision that cannot be read, and the reason. `latest` is the time of the last entry.
     """
 
     def __init__(
-        self, log: OrderedLog, *, unreadable: Callable[[Entry, str], None] = lambda entry, reason: None
+        self,
+        log: OrderedLog,
+        *,
+        timeout: int = 0,
+        unreadable: Callable[[Entry, str], None] = lambda entry, reason: None,
     ) -> None:
         self.latest = 0
         self._unreadable = unreadable
         self._versions = log.versions
-        self._timeout = log.versions.longest("session_timeout")
+        self._timeout = max(timeout, log.versions.longest("session_timeout"))
         self._open: dict[str, list[SessionTrace]] = {}
         self._queue: deque[SessionTrace] = deque()  # the open traces by arrival
         self._readers: dict[int, Callable[[Entry], None]] = {
@@ -127,7 +154,7 @@ class TraceReader:
             self.latest = max(self.latest, entry.time)
             while queue and queue[0].arrived_at + timeout < entry.time:
                 yield self._ended(queue.popleft())
-            with suppress(Rejected):
+            with suppress(Rejected, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 readers[entry.kind](entry)
         while queue:
             yield self._ended(queue.popleft())
@@ -148,48 +175,37 @@ class TraceReader:
         self._queue.append(traces[-1])
         return traces[-1]
 
-    def _decode(self, value: bytes | None, version: int) -> Arrival:
-        dim, encoder = self._versions.known[version].settings.dim, self._versions.encoder(version)
-        return decode_arrival(value, limits=UNLIMITED, dim=dim, timestamp=0, encoder=encoder)
+    def arrivals(self, trace: SessionTrace, version: int) -> list[Arrival]:
+        """Return the possible arrivals of a session, with contexts in the columns of a version.
 
-    def _read_arrival(self, entry: Entry) -> None:
+        They are those of the log or, if it has none, those of the journal.
+        """
         newest = self._versions.newest
         if newest is None:
-            return
-        version = self._versions.called_for(entry.time) if self._versions.since else newest.version
-        arrival = self._decode(entry.value, newest.version if version is None else version)
-        trace = self._trace(arrival.session_id, arrival.occurred_at)
-        if arrival not in trace.arrivals:
-            trace.arrivals.append(arrival)
-            trace.values.append(entry.value)
+            return []
+        known = self._versions.known.get(version, newest)
+        declared = bisect_right(self._versions.since, known.version)
+        if declared not in trace.contexts:
+            dim, encoder = known.settings.dim, self._versions.encoder(known.version)
+            found = list[Arrival]()
+            for entry in trace.arrivals:
+                with suppress(Rejected):
+                    found.append(decode_arrival(entry.value, limits=UNLIMITED, dim=dim, timestamp=0, encoder=encoder))
+            for _, opened in () if found else trace.openings:
+                if bisect_right(self._versions.since, opened.parameters_version) == declared:
+                    found.append(arrival_of(opened))
+            trace.contexts[declared] = list(dict.fromkeys(one for one in found if len(one.context) == dim))
+        return trace.contexts[declared]
 
-    def arrivals(self, trace: SessionTrace, version: int) -> list[Arrival]:
-        """Return the arrivals of a session with contexts in the columns of a version."""
-        if not self._versions.since or version not in self._versions.known:
-            return trace.arrivals
-        found: list[Arrival] = []
-        for value in trace.values:
-            with suppress(Rejected):
-                found.append(self._decode(value, version))
-        return found
+    def openings(self, trace: SessionTrace) -> list[Opened]:
+        """Return how a session was opened: by the journal, or else by its first decision and its arrival."""
+        decision, known = trace.first_decision, [opened for _, opened in trace.openings]
+        if known or decision is None:
+            return known
+        return [opened_by(arrival, decision) for arrival in self.arrivals(trace, decision.parameters_version)[-1:]]
 
-    def candidates(self, trace: SessionTrace, version: int) -> list[Arrival]:
-        """Return the possible arrivals of a session under a version: those of the log, else those of the journal."""
-        if trace.arrivals:
-            return self.arrivals(trace, version)
-        known: list[Arrival] = []
-        for _, opened in trace.openings:
-            if bisect_right(self._versions.since, opened.parameters_version) == bisect_right(
-                self._versions.since, version
-            ):
-                arrival = Arrival(
-                    session_id=trace.session_id,
-                    occurred_at=trace.arrived_at,
-                    context=opened.context,
-                    exclude=opened.exclude,
-                )
-                known += [arrival] if arrival not in known else []
-        return known
+    def _read_arrival(self, entry: Entry) -> None:
+        self._trace(_decode_id(entry.value).session_id, entry.time).arrivals.append(entry)
 
     def _read_opened(self, entry: Entry) -> None:
         opened = decode_journal(entry.value)
@@ -207,11 +223,10 @@ class TraceReader:
     def _read_click(self, entry: Entry) -> None:
         feedback = decode_feedback(entry.value, limits=UNLIMITED, horizon=MOST, timestamp=0)
         for trace in self._open.get(feedback.session_id, ()):
-            trace.clicks.append(feedback)
+            trace.clicks.append((entry, feedback))
 
     def _read_fact(self, entry: Entry) -> None:
         fact = decode_journal(entry.value)
         if isinstance(fact, FeedbackFact):
             for trace in self._open.get(fact.session_id, ()):
-                trace.facts.append(fact)
-                trace.fact_offsets.append(entry.offset)
+                trace.facts.append((entry, fact))

@@ -108,6 +108,8 @@ class RecordedVersions:
         self._checked = checked
         #: The planner of a version.
         self.planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
+        #: The revenue of a click on each arm, under a version.
+        self.prices = lru_cache(64)(self._prices)
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,6 +157,9 @@ class RecordedVersions:
     def head(self, version: int) -> VersionHead:
         """Return the arms and times of a version."""
         return _decode_head(self._value(self.known[version].records[0]))
+
+    def _prices(self, version: int) -> dict[str, float]:
+        return {arm.arm: arm.reward for arm in self.head(version).arms}
 
     def _value(self, record: PublishedVersion) -> bytes:
         try:

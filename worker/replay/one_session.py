@@ -11,7 +11,7 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,10 @@ import msgspec
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
-from worker.replay.verify import decision_difference, opened_difference
+from worker.replay.plans import Plan, difference, planned_again
 from worker.stream.chance import journaled
-from worker.stream.contexts import pack_context
 from worker.stream.decoding import decode_episode
-from worker.stream.events import Arrival, Decision, Mode, Opened
+from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
 from worker.stream.session import Reaction, answered, objection
 from worker.stream.slates import Slate
@@ -74,75 +73,58 @@ class ServedSession:
 
 def find_session(log: OrderedLog, session_id: str, name: str) -> ServedSession:
     """Return a session of a log, which messages call `name`; raise `InputError` if it cannot be explained."""
-    reader = TraceReader(log)
+    reader, versions = TraceReader(log), log.versions
     mine = [trace for trace in reader.read(log.entries("reading")) if trace.session_id == session_id]
     traces = [trace for trace in mine if trace.decisions or trace.openings]
     if not traces:
         found = "has an arrival there, but no decision" if mine else "is not there (ids are compared to the letter)"
         raise InputError(f"{name}: session {session_id} {found}")
-    if not log.versions.known:
+    if not versions.known:
         raise InputError(f"{name} has no versions (topic parameters): `adcascade record` takes all topics")
     trace = traces[-1]
-    records: Sequence[Decision | Opened] = [one for _, one in (trace.decisions or trace.openings)]
+    records = trace.slates
     version = records[-1].parameters_version
-    if version not in log.versions.known:
-        known = ", ".join(map(str, sorted(log.versions.known)[-8:]))
+    if version not in versions.known:
+        known = ", ".join(map(str, sorted(versions.known)[-8:]))
         raise InputError(f"{name} lacks version {version}, which served session {session_id}; it has {known}")
-    modes = {decision.mode for _, decision in trace.decisions}
-    arrival, planned, differences = _planned_again(log, reader, trace, version, modes)
-    if planned is None and "imported" not in modes:
+    is_imported = any(decision.mode == "imported" for _, decision in trace.decisions)
+    plans = [] if is_imported else planned_again(versions, reader, [trace]).get((trace, version), [])
+    if not plans and not is_imported:
         raise InputError(f"{name}: the arrival of session {session_id} is not there, nor is it in the journal")
-    parameters = log.versions.planner(version).parameters
-    slate = min(records, key=lambda one: -len(one.slate)).slate
-    last = trace.arrived_at + parameters.settings.session_timeout
+    # Of several plans, the one that fits best. An imported session was planned by another system, and has none.
+    best = min(((plan, _differences(trace, plan)) for plan in plans), key=lambda one: len(one[1]), default=None)
+    parameters, settings = versions.planner(version).parameters, versions.known[version].settings
+    slate = max(records, key=lambda one: len(one.slate)).slate
+    last = trace.arrived_at + settings.session_timeout
     shown, clicked = answered(slate, trace.feedback, whole_slate=False, first=trace.arrived_at, last=last)
+    nobody = Arrival(session_id=session_id, occurred_at=trace.arrived_at, context=())
     return ServedSession(
-        arrival=arrival,
+        arrival=nobody if best is None else best[0].arrival,
         given=_given(trace),
         parameters=parameters,
         slate=slate,
-        planned=planned,
-        differences=differences,
+        planned=None if best is None else best[0].slate,
+        differences=() if best is None else best[1],
         reactions={
             one.position: one
             for one in sorted(trace.feedback, key=lambda one: (one.clicked, -one.occurred_at))
             if objection(slate, trace.arrived_at, last, one) is None
         },
         clicked=shown if clicked else 0,
-        learning=_learning(log, trace, parameters, planned.modes if planned else (), slate),
+        learning=_learning(log, trace, parameters, best[0].slate.modes if best else (), slate),
         others=len(traces) - 1,
     )
 
 
-def _planned_again(
-    log: OrderedLog, reader: TraceReader, trace: SessionTrace, version: int, modes: Collection[Mode]
-) -> tuple[Arrival, Slate | None, tuple[str, ...]]:
-    """Return the arrival, its slate under a version, and the differences; of several the one that fits best."""
-    planner, nothing = log.versions.planner(version), Arrival(session_id="", occurred_at=trace.arrived_at, context=())
-    dim = planner.parameters.settings.dim
-    arrivals = [one for one in reader.candidates(trace, version) if len(one.context) == dim]
-    if "imported" in modes or not arrivals:
-        return msgspec.structs.replace(nothing, session_id=trace.session_id), None, ()
-    contexts = [pack_context(one.context) for one in arrivals]
-    # The journal does not say who the user is, and so not the group either.
-    groups = (0.0, 1.0) if planner.parameters.settings.control_share and not trace.arrivals else (None,)
-    slates = [slate for share in groups for slate in planner.plan(arrivals, contexts, control_share=share)]
-    pairs = list(zip(arrivals * len(groups), slates, strict=True))
-    if "fallback" in modes:  # perhaps because there was no room, for any plan
-        pairs += [(arrival, planner.fallback(arrival)) for arrival in arrivals]
-    found = [(arrival, slate, _differences(trace, slate)) for arrival, slate in pairs]
-    return min(found, key=lambda one: len(one[2]))
-
-
-def _differences(trace: SessionTrace, slate: Slate) -> tuple[str, ...]:
-    """Return how the records of a session differ from a slate, one line each."""
-    found = [(f"decision for position {one.position}", decision_difference(one, slate)) for _, one in trace.decisions]
-    found += [("session in the journal", opened_difference(one, slate)) for _, one in trace.openings]
+def _differences(trace: SessionTrace, plan: Plan) -> tuple[str, ...]:
+    """Return how the records of a session differ from a plan, one line each."""
+    found = [(f"decision for position {one.position}", difference(one, plan)) for _, one in trace.decisions]
+    found += [("session in the journal", difference(one, plan)) for _, one in trace.openings]
     return tuple(f"{what}: {one[0]} is {one[2]}, planned again {one[1]}" for what, one in found if one is not None)
 
 
 def _given(trace: SessionTrace) -> Mapping[str, Any] | None:
-    contexts = [msgspec.json.decode(value)["context"] for value in trace.values if value]
+    contexts = [msgspec.json.decode(entry.value)["context"] for entry in trace.arrivals]
     return next((context for context in contexts if isinstance(context, dict)), None)
 
 
@@ -170,8 +152,7 @@ def _learning(
             f"version {closing.version} has not learned from its window: frozen, rejected, or too few sessions so far"
         )
         return Learning(window_end=end, reason=reason)
-    facts = zip(trace.fact_offsets, trace.facts, strict=True)
-    mine = [(at, one) for at, one in facts if objection(slate, arrived_at, last, one) is None]
+    mine = [(entry.offset, one) for entry, one in trace.facts if objection(slate, arrived_at, last, one) is None]
     in_time = {one for at, one in mine if at <= made_at}
     count, clicked = answered(slate, in_time, whole_slate=settings.unanswered == "passed")
     return Learning(

@@ -2,11 +2,8 @@
 
 Rules that hold in this file:
 
-- A decision is planned under the version that it names: from the arrival of its session, or, if the log lacks that,
-  from `opened` in the journal. Sessions are planned in batches. An imported one was planned by another system.
-- A decision at position p shows the tail of that slate from p on. For p > 1 the log has feedback that passed over
-  p − 1. All fields are compared, numbers to a relative 1e-9, because exponentials differ in the last bit between kinds
-  of machines. Tokens are not compared: the secret is not in the log.
+- A decision is planned under the version that it names (`worker.replay.plans`). Sessions are planned in batches.
+- For a decision at position p > 1 the log has feedback that passed over p − 1.
 - A decision is `unverified` if the log lacks its version, or, at the beginning or end of the log, its arrival or the
   feedback before it. In the middle of the log, a missing arrival or feedback is a mismatch.
 - `opened` in the journal is compared in the same way. An uncertain session may have several decisions for one position:
@@ -17,26 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from math import isclose
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-from worker.logs.findings import Kind, Mismatch, Stage, silent
+from worker.logs.findings import Mismatch, Stage, silent
 from worker.logs.ordered import Entry, OrderedLog, read_log
 from worker.logs.traces import SessionTrace, TraceReader
+from worker.replay.plans import Difference, Plan, difference, planned_again
 from worker.replay.report import ReplayReport
 from worker.replay.versions import FoldAudit
 from worker.stream.chance import ALL, journal_number
-from worker.stream.contexts import pack_context
-from worker.stream.events import Arrival, Decision, Opened
-from worker.stream.session import answered, objection
-from worker.stream.slates import Slate
+from worker.stream.events import Decision, Opened
+from worker.stream.session import objection
 from worker.stream.topology import Topics
 
 BATCH: Final = 1024  # sessions per batch
-CLOSE: Final = 1e-9
-
-Difference: TypeAlias = tuple[str, Any, Any]  # field, expected, found
-Planned: TypeAlias = dict[tuple[SessionTrace, int], list[Slate]]  # trace and version → possible slates
 
 
 def verify(
@@ -73,48 +64,20 @@ class DecisionAudit:
         """Check all sessions, in batches."""
         traces = self._reader.read(self._log.entries("planning the decisions again"))
         while batch := list(islice(traces, BATCH)):
-            self._check(batch)
+            plans = planned_again(self._versions, self._reader, batch)
+            for trace in batch:
+                for entry, decision in trace.decisions:
+                    self._check_decision(trace, entry, decision, plans.get((trace, decision.parameters_version), ()))
+                for entry, opened in trace.openings:
+                    self._check_opened(trace, entry, opened, plans.get((trace, opened.parameters_version), ()))
+                self._add_up(trace)
 
     def _report_unreadable(self, entry: Entry, reason: str) -> None:
         self._report.findings.add(Mismatch("decision", "record", "a decision", reason, line=entry.line))
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check(self, traces: Sequence[SessionTrace]) -> None:
-        planned = self._plan(traces)
-        for trace in traces:
-            for entry, decision in trace.decisions:
-                self._check_decision(trace, entry, decision, planned.get((trace, decision.parameters_version), ()))
-            for entry, opened in trace.openings:
-                self._check_opened(trace, entry.line, opened, planned.get((trace, opened.parameters_version), ()))
-            self._add_up(trace, planned)
-
-    def _plan(self, traces: Sequence[SessionTrace]) -> Planned:
-        """Plan the slates of all sessions, under every version that their records name."""
-        groups: dict[int, list[tuple[SessionTrace, Arrival]]] = {}
-        known = self._versions.known
-        for trace in traces:
-            named = {decision.parameters_version for _, decision in trace.decisions if decision.mode != "imported"}
-            named.update(opened.parameters_version for _, opened in trace.openings)
-            for version in named:
-                if version in known:
-                    candidates, dim = self._reader.candidates(trace, version), known[version].settings.dim
-                    fitting = [(trace, arrival) for arrival in candidates if len(arrival.context) == dim]
-                    groups.setdefault(version, []).extend(fitting)
-        planned: Planned = {}
-        for version, group in groups.items():
-            arrivals = [arrival for _, arrival in group]
-            contexts = [pack_context(arrival.context) for arrival in arrivals]
-            planner = self._versions.planner(version)
-            # The journal does not name users: without its arrival, a session may be in either group.
-            nameless = planner.parameters.settings.control_share and any(not trace.arrivals for trace, _ in group)
-            for share in (None, 0.0, 1.0) if nameless else (None,):
-                for (trace, _), slate in zip(group, planner.plan(arrivals, contexts, control_share=share), strict=True):
-                    if share is None or not trace.arrivals:
-                        planned.setdefault((trace, version), []).append(slate)
-        return planned
-
-    def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:
+    def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, plans: Sequence[Plan]) -> None:
         report, version = self._report, decision.parameters_version
         report.modes[decision.mode] += 1
         if decision.mode == "imported":
@@ -123,58 +86,47 @@ class DecisionAudit:
         if version not in self._versions.known:
             report.unverified_because["version"] += 1
             return
-        if decision.mode == "fallback":  # perhaps because the table of sessions was full, for any plan
-            fallback = self._versions.planner(version).fallback
-            slates = [*slates, *(fallback(arrival) for arrival in self._reader.candidates(trace, version))]
-        if slates:
-            difference = self._difference(trace, version, [decision_difference(decision, slate) for slate in slates])
+        found: Difference | None
+        if plans:
+            found = self._difference(trace, decision, plans)
         elif self._within_arrivals(entry):
-            difference = ("arrival", "an arrival of this session at this time", "none")
+            found = ("arrival", "an arrival of this session at this time", "none")
         else:
             report.unverified_because["arrival"] += 1
             return
-        if difference is None and decision.position > 1 and not self._passed(trace, decision, slates):
+        if found is None and decision.position > 1 and not self._passed(trace, decision, plans):
             is_sampled = self._versions.planner(version).parameters.shares != ALL
             unjournaled = not trace.openings and is_sampled and not self._log.counts["clicks"]
             if unjournaled or trace.arrived_at + self._timeout > self._log.last_feedback:
                 report.unverified_because["feedback"] += 1
                 return
-            difference = ("feedback", f"position {decision.position - 1} passed over", "no such feedback")
-        if difference is not None:
-            self._add_mismatch("decision", entry.line, trace, decision.position, version, difference)
+            found = ("feedback", f"position {decision.position - 1} passed over", "no such feedback")
+        if found is not None:
+            self._add_mismatch(entry, decision, found)
         elif self._versions.judge(version, trace.arrived_at) == "stale":
             report.stale += 1
 
-    def _check_opened(self, trace: SessionTrace, line: int, opened: Opened, slates: Sequence[Slate]) -> None:
-        if not slates:
+    def _check_opened(self, trace: SessionTrace, entry: Entry, opened: Opened, plans: Sequence[Plan]) -> None:
+        if not plans:
             return  # the log lacks its version
-        version = opened.parameters_version
-        difference = self._difference(trace, version, [opened_difference(opened, slate) for slate in slates])
-        candidates = self._reader.candidates(trace, version)
-        if difference is None and all(
-            opened.context != arrival.context or opened.exclude != arrival.exclude for arrival in candidates
-        ):
-            difference = ("context", candidates[0].context, opened.context)
-        if difference is None:
-            difference = self._share_difference(opened, version)
-        if difference is not None:
-            self._add_mismatch("opened", line, trace, None, version, difference)
+        found = self._difference(trace, opened, plans) or self._other_share(opened)
+        if found is not None:
+            self._add_mismatch(entry, opened, found)
 
-    def _difference(
-        self, trace: SessionTrace, version: int, differences: Sequence[Difference | None]
-    ) -> Difference | None:
-        """Return the difference to the first of the possible slates, unless one fits and its version was in force."""
+    def _difference(self, trace: SessionTrace, record: Decision | Opened, plans: Sequence[Plan]) -> Difference | None:
+        """Return the difference to the first of the possible plans, unless one fits and its version was in force."""
+        differences, version = [difference(record, plan) for plan in plans], record.parameters_version
         if None not in differences:
             return differences[0]
         if self._versions.judge(version, trace.arrived_at) == "not in force":
             return "parameters_version", self._versions.called_for(trace.arrived_at), version
         return None
 
-    def _share_difference(self, opened: Opened, version: int) -> Difference | None:
+    def _other_share(self, opened: Opened) -> Difference | None:
         """Compare the share of a journaled session with that of its plan; uncertain ones are journaled in any case."""
         if opened.uncertain:
             return None
-        parameters = self._versions.planner(version).parameters
+        parameters = self._versions.planner(opened.parameters_version).parameters
         expected = parameters.shares.of_slate(opened.modes)
         share = 1.0 if opened.share is None else opened.share
         if share != expected:
@@ -188,74 +140,39 @@ class DecisionAudit:
         first, last = self._log.arrivals_of.get(entry.partition, (0, -1))
         return first + self._slack <= entry.time <= last
 
-    def _passed(self, trace: SessionTrace, decision: Decision, slates: Sequence[Slate]) -> bool:
+    def _passed(self, trace: SessionTrace, decision: Decision, plans: Sequence[Plan]) -> bool:
         """Return whether feedback of this session passed over the position before."""
         last = trace.arrived_at + self._versions.known[decision.parameters_version].settings.session_timeout
         return any(
             not feedback.clicked
             and feedback.position == decision.position - 1
-            and objection(slate.arms, trace.arrived_at, last, feedback) is None
+            and objection(plan.slate.arms, trace.arrived_at, last, feedback) is None
             for feedback in trace.feedback
-            for slate in slates
+            for plan in plans
         )
 
-    def _add_mismatch(
-        self, kind: Kind, line: int, trace: SessionTrace, position: int | None, version: int, difference: Difference
-    ) -> None:
-        mismatch = Mismatch(kind, *difference, line=line, session=trace.session_id, position=position, version=version)
-        self._report.findings.add(mismatch)
+    def _add_mismatch(self, entry: Entry, record: Decision | Opened, found: Difference) -> None:
+        self._report.findings.add(
+            Mismatch(
+                "opened" if isinstance(record, Opened) else "decision",
+                *found,
+                line=entry.line,
+                session=record.session_id,
+                position=None if isinstance(record, Opened) else record.position,
+                version=record.parameters_version,
+            )
+        )
 
-    # ── adding up ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _add_up(self, trace: SessionTrace, planned: Planned) -> None:
+    def _add_up(self, trace: SessionTrace) -> None:
         """Count the session, its click and the revenue."""
-        if not trace.decisions and not trace.openings:
+        if not trace.slates:
             return  # an arrival without an answer
         self._report.sessions += 1
-        if not any(feedback.clicked for feedback in trace.feedback):
+        if not self._versions.known:
             return
-        opened = trace.openings[0][1] if trace.openings else None
-        version = (opened or trace.decisions[0][1]).parameters_version
-        slates = planned.get((trace, version), ())
-        slate = opened.slate if opened else slates[0].arms if slates else ()
-        if not opened and trace.decisions[0][1].mode == "imported":
-            slate = trace.decisions[0][1].slate
-        last = trace.arrived_at + self._timeout
-        shown, clicked = answered(slate, trace.feedback, whole_slate=False, first=trace.arrived_at, last=last)
+        served = max(trace.slates, key=lambda record: len(record.slate))
+        version = self._versions.nearest(served.parameters_version)
+        shown, clicked = trace.answered(served.slate, self._versions.known[version].settings)
         if clicked:
             self._report.clicks += 1
-            newest = self._versions.newest
-            known = version if version in self._versions.known else newest.version if newest else None
-            if known is not None:
-                planner = self._versions.planner(known)
-                index = planner.index.get(slate[shown - 1])
-                self._report.revenue += 0.0 if index is None else planner.parameters.arms[index].reward
-
-
-# ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def decision_difference(found: Decision, slate: Slate) -> Difference | None:
-    """Return the first field in which a decision differs from its slate."""
-    at = found.position - 1
-    if not slate.arms:
-        expected: tuple[Any, ...] = (1, None, (), "none", 1.0, 0.0)
-    elif at >= len(slate.arms):
-        return "position", f"at most {len(slate.arms)}", found.position
-    else:
-        propensity = 1.0 if slate.propensities is None else slate.propensities[at]
-        expected = (found.position, slate.arms[at], slate.arms[at:], slate.modes[at], propensity, slate.values[at])
-    for name, wanted in zip(("position", "arm", "slate", "mode", "propensity", "value"), expected, strict=True):
-        there = getattr(found, name)
-        if there != wanted and not (isinstance(wanted, float) and isclose(there, wanted, rel_tol=CLOSE, abs_tol=1e-12)):
-            return name, wanted, there
-    return None
-
-
-def opened_difference(found: Opened, slate: Slate) -> Difference | None:
-    """Return the first field in which an opened session differs from its slate."""
-    if found.slate != slate.arms:
-        return "slate", slate.arms, found.slate
-    if found.modes != slate.modes:
-        return "modes", slate.modes, found.modes
-    return None
+            self._report.revenue += self._versions.prices(version).get(served.slate[shown - 1], 0.0)

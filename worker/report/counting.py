@@ -25,7 +25,7 @@ import numpy as np
 
 from worker.bandit.arrays import Floats
 from worker.logs.ordered import OrderedLog
-from worker.logs.traces import SessionTrace, TraceReader, opened_by
+from worker.logs.traces import SessionTrace, TraceReader
 from worker.report.period import Period
 from worker.stream.accounts import ROWS
 from worker.stream.chance import is_exploring
@@ -64,7 +64,6 @@ class SessionCounter:
     def __init__(self, log: OrderedLog, span: Period) -> None:
         self._log, self._versions, self._reader = log, log.versions, TraceReader(log)
         self._settings = lru_cache(4096)(lambda version: self._versions.known[self._versions.nearest(version)].settings)
-        self._prices = lru_cache(64)(self._prices_of)
         self._parts = self._quartiles(span)
         self._groupings = lru_cache(4096)(self._groupings_of)
 
@@ -78,8 +77,8 @@ class SessionCounter:
         return counts
 
     def _add(self, trace: SessionTrace, counts: Counts, slot: int) -> None:
-        openings = [opened for _, opened in trace.openings] or self._opened_by_decision(trace)
-        if not openings:
+        openings = self._reader.openings(trace)
+        if not openings or (self._log.counts["journal"] and not trace.openings and "fallback" not in openings[0].modes):
             return
         opened, settings = openings[0], self._settings(openings[0].parameters_version)
         sums = np.zeros(len(PARTS))
@@ -98,21 +97,12 @@ class SessionCounter:
         self, trace: SessionTrace, opened: Opened, settings: LearningSettings
     ) -> Iterator[tuple[str, Floats]]:
         shown, clicked = trace.answered(opened.slate, settings)
+        prices = self._versions.prices(self._versions.nearest(opened.parameters_version))
         for at, arm in enumerate(opened.slate[: shown if clicked else shown + 1], start=1):
             click = clicked and at == shown
-            price = self._prices(opened.parameters_version).get(arm, 0.0) if click else 0.0
+            price = prices.get(arm, 0.0) if click else 0.0
             row = 0, 1, click, price, at <= shown, is_exploring(opened.modes[at - 1 : at])
             yield arm, np.array(row, dtype=float)
-
-    def _opened_by_decision(self, trace: SessionTrace) -> list[Opened]:
-        decision = next((decision for _, decision in reversed(trace.decisions) if decision.position == 1), None)
-        if decision is None or (self._log.counts["journal"] and decision.mode != "fallback"):
-            return []
-        arrivals = self._reader.arrivals(trace, decision.parameters_version)
-        return [opened_by(arrival, decision) for arrival in arrivals[-1:]]
-
-    def _prices_of(self, version: int) -> dict[str, float]:
-        return {arm.arm: arm.reward for arm in self._versions.head(self._versions.nearest(version)).arms}
 
     # ── groups of users ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,7 +118,7 @@ class SessionCounter:
         newest = max(self._versions.known)
         for trace in TraceReader(self._log).read(self._log.sample(SAMPLED, *span)):
             version = trace.openings[0][1].parameters_version if trace.openings else newest
-            for arrival in self._reader.candidates(trace, version)[:1]:
+            for arrival in self._reader.arrivals(trace, version)[:1]:
                 for name, column, marks in columns(self._settings(version)):
                     if not marks and column < len(arrival.context) and isfinite(arrival.context[column]):
                         values[name].append(arrival.context[column])
