@@ -5,8 +5,9 @@ Rules that hold on both sides of it:
 - A request becomes a record of `arrivals` or `clicks`, and is judged by the rules for those (`worker.stream.decoding`).
   A service raises `Rejected`, with the reason that a dead letter would have; the interface answers 4xx.
 - A request that comes again has the same answer. An arrival is known by its session id, its context and exclusions.
-- An answer follows when the request is durable, or at the deadline: then with fallback ads, marked as such. The
-  request itself goes on; whoever sends it again gets the real answer.
+- An answer follows when the request is durable. An arrival is answered at the deadline, with fallback ads that are
+  marked as such, and so is feedback if it goes through Kafka. The request itself goes on; whoever sends it again gets
+  the real answer.
 - A service that cannot take requests at all raises `UnavailableError`; the interface answers 503.
 """
 

@@ -9,7 +9,8 @@ Rules that hold in this file:
 - The time of an event is the clock when its batch is handled, unless the request has one. It never goes back, so that
   after the progress of a time nothing comes that is earlier.
 - An arrival that comes again is the same arrival: it takes the time of the first.
-- What waits at its deadline is answered with fallback ads, or with the client's mistake. Its batch goes on.
+- An arrival that waits at its deadline is answered with fallback ads, or with the client's mistake. Its batch goes on.
+  Feedback is answered when it is durable: the client has the slate.
 - If a batch cannot be committed, memory is ahead of the disk. Then nothing more is answered, and the process ends.
 """
 
@@ -17,14 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Final, Literal, TypeVar, cast
-
-import msgspec
+from typing import Any, Final, TypeVar
 
 from worker.errors import FailedError
 from worker.http.service import (
@@ -37,10 +36,9 @@ from worker.http.service import (
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.store import TOPICS, Lesson, ServeStore
-from worker.stream.decoding import Limits, Rejected, decode_feedback
+from worker.stream.decoding import Limits, Rejected
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
-from worker.stream.feedback import NO_TOKEN, contradiction, has_token
 from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.serving import Serving
@@ -56,19 +54,21 @@ MOST_ENDED: Final = 100_000
 #: Why feedback is refused.
 NEVER_OPENED: Final = "the session was never opened here, or ended long ago; send the session_id of its arrival"
 
-Kind = Literal["arrive", "feedback", "look", "work", "tick"]
 _T = TypeVar("_T")
 _NO_REQUEST: Final = AdRequest("", b"")
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A request that waits for its answer, or work that waits for a transaction."""
+    """A request that waits for its answer, or without a `topic`, work that waits for a transaction.
 
-    kind: Kind
+    Without either, it is a tick.
+    """
+
+    topic: str = ""
     request: AdRequest = _NO_REQUEST
     work: Callable[[], object] | None = None
-    future: asyncio.Future[Answer | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     since: float = field(default_factory=monotonic)
     error: Exception | None = None
     offset: int = -1
@@ -102,7 +102,6 @@ class ServeRunner:
         self.failure: str | None = None
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
-        self._secret = secret
         self._limits = limits or Limits()
         self._metrics = metrics
         self._clock = clock
@@ -126,20 +125,26 @@ class ServeRunner:
         """Return None, or why no requests can be taken."""
         return self.failure
 
-    def arrive(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
+    async def arrive(self, request: AdRequest, deadline: float) -> Answer:
         """Open a session, or find it; return its current decision."""
-        return self._submit_until(deadline, Waiting("arrive", request))
+        answering: asyncio.Future[Answer] = self._submit(Waiting(TOPICS.arrivals, request))
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await answering
+        except TimeoutError:
+            return self._fallback(request)
 
-    def feedback(self, request: AdRequest, deadline: float) -> Awaitable[Answer]:
+    async def feedback(self, request: AdRequest, deadline: float) -> Answer:
         """Take a click or a pass; return the next decision, or how the session ended."""
-        return self._submit_until(deadline, Waiting("feedback", request))
+        answering: asyncio.Future[Answer] = self._submit(Waiting(TOPICS.clicks, request))
+        return await answering
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the answer that the last request of a session would have now.
 
         It follows the batch before it, so that nothing is shown that a crash could take back.
         """
-        return await self._submit(Waiting("look", AdRequest(session_id, b"")))
+        return await self._transact(lambda: self._answer_of(session_id))
 
     async def order(self, order: Order) -> int:
         """Write an order to the journal; return its offset."""
@@ -152,16 +157,10 @@ class ServeRunner:
     async def _transact(self, work: Callable[[], _T]) -> _T:
         """Do some work in the transaction of the next batch; return its result when that is committed."""
         results: list[_T] = []
-        await self._submit(Waiting("work", work=lambda: results.append(work())))
+        await self._submit(Waiting(work=lambda: results.append(work())))
         return results[0]
 
-    def _submit_until(self, deadline: float, waiting: Waiting) -> Awaitable[Answer]:
-        answering = self._submit(waiting)
-        timer = asyncio.get_running_loop().call_at(deadline, self._answer_fallback, waiting)
-        answering.add_done_callback(lambda _: timer.cancel())
-        return cast(Awaitable[Answer], answering)  # these requests are answered, or fail
-
-    def _submit(self, waiting: Waiting) -> asyncio.Future[Answer | None]:
+    def _submit(self, waiting: Waiting) -> asyncio.Future[Any]:
         """Add a request to the next batch; return its future."""
         if self.failure is not None:
             raise UnavailableError(self.failure)
@@ -205,13 +204,13 @@ class ServeRunner:
         """Report progress, and let sessions expire, also without requests."""
         while True:
             await asyncio.sleep(self._interval)
-            await self._submit(Waiting("tick"))
+            await self._submit(Waiting())
 
     async def _run_batch(self, batch: list[Waiting]) -> None:
         try:
             emits, progress, has_changes = self._handle(batch)
             if has_changes:
-                synchronise = any(waiting.kind == "tick" for waiting in batch)
+                synchronise = any(not waiting.topic and waiting.work is None for waiting in batch)
                 commit = partial(self._store.commit, synchronise=synchronise)
                 await asyncio.get_running_loop().run_in_executor(self._thread, commit)
             if progress:
@@ -256,22 +255,19 @@ class ServeRunner:
         records: list[Record] = []
         arriving: dict[str, int] = {}
         for waiting in batch:
-            if waiting.kind not in ("arrive", "feedback"):
+            topic, session_id, at = waiting.topic, waiting.request.session_id, now
+            if not topic:
                 continue
-            request, session_id = waiting.request, waiting.request.session_id
             known = self.serving.table.get(session_id)
-            if waiting.kind == "arrive":
+            if topic == TOPICS.arrivals:
                 at = known.arrived_at if type(known) is Session else arriving.setdefault(session_id, now)
-                topic, value = TOPICS.arrivals, request.record(at)
             elif known is None and session_id not in arriving:
                 waiting.error = self._absent(session_id, now)
                 self._count_absent(waiting.error)
                 continue
-            else:
-                topic, value = TOPICS.clicks, request.record(now)
             waiting.offset = self._store.next_offset(topic)
             key = session_id.encode("utf-8", errors="replace")
-            records.append(Record(topic, ONLY_PARTITION, waiting.offset, now, key, value))
+            records.append(Record(topic, ONLY_PARTITION, waiting.offset, now, key, waiting.request.record(at)))
         return records
 
     # ── feedback without a session ───────────────────────────────────────────────────────────────────────────────────
@@ -305,34 +301,29 @@ class ServeRunner:
         rejected = dict(map(_rejection, emits.dead_letters)) if emits.dead_letters else {}
         now = monotonic()
         for waiting in batch:
-            future = waiting.future
-            if waiting.kind == "arrive":
+            future, topic, session_id = waiting.future, waiting.topic, waiting.request.session_id
+            if topic == TOPICS.arrivals:
                 self._metrics.decided(now - waiting.since)
             if future.done():  # with fallback ads, or the client has gone
                 continue
-            topic = TOPICS.arrivals if waiting.kind == "arrive" else TOPICS.clicks
             error = waiting.error or rejected.get((topic, waiting.offset))
             answer = None
-            if error is None and waiting.kind not in ("work", "tick"):
-                session_id = waiting.request.session_id
+            if topic and error is None:
                 answer = self._answer_of(session_id, decisions.get(session_id.encode()))
-                if answer is None and waiting.kind == "arrive":
+                if answer is None and topic == TOPICS.arrivals:
                     error = UnavailableError("there is no room for this session")
-                elif answer is None and waiting.kind == "feedback":  # this very batch has deleted the session
+                elif answer is None:  # this very batch has deleted the session
                     error = self._absent(session_id, self.now())
             if error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(answer)
 
-    def _answer_of(self, session_id: str, decision: bytes | None) -> Answer | None:
+    def _answer_of(self, session_id: str, decision: bytes | None = None) -> Answer | None:
+        """Return the answer that the state of a session stands for; `decision` is the encoded one, if it is known."""
         session = self.serving.table.get(session_id)
         if type(session) is not Session:
             return None if decision is None else Answer(session_id, decision)
-        return self._answer_from(session_id, session, decision)
-
-    def _answer_from(self, session_id: str, session: Session, decision: bytes | None = None) -> Answer:
-        """Return the answer that the state of a session stands for; `decision` is the encoded one, if it is known."""
         if not session.is_open and session.slate:
             return Answer(session_id, None, session.ending)
         if self.now() > session.deadline:
@@ -341,48 +332,12 @@ class ServeRunner:
             decision = encode_decision(session.decision(session_id, self.serving.tokens(session_id, session)))
         return Answer(session_id, decision)
 
-    # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _answer_fallback(self, waiting: Waiting) -> None:
-        """Answer what has waited until its deadline."""
-        if waiting.future.done():  # its timer is not cancelled yet
-            return
-        judge = self._fallback_arrival if waiting.kind == "arrive" else self._fallback_feedback
-        try:
-            waiting.future.set_result(judge(waiting.request))
-        except (Rejected, UnknownSessionError, UnavailableError) as error:
-            waiting.future.set_exception(error)  # the client's mistakes are the same at any time
-
-    def _fallback_arrival(self, request: AdRequest) -> Answer:
+    def _fallback(self, request: AdRequest) -> Answer:
+        """Return fallback ads; raise `Rejected` for a client's mistake, which is the same at any time."""
         now = self.now()
         settings = self.versions.newest.settings
         arrival = judged_arrival(request.record(now), now, settings, self._limits, self.versions.encoders)
         return fallback_answer(self.versions.at(now), arrival)
-
-    def _fallback_feedback(self, request: AdRequest) -> Answer:
-        """Return what is next if the feedback counts: later ads of the same slate."""
-        name = request.session_id
-        session = self.serving.table.get(name)
-        is_arriving = any(one.kind == "arrive" and one.request.session_id == name for one in self._waiting)
-        if session is None and not is_arriving:
-            raise self._absent(name, self.now())
-        if type(session) is not Session:
-            raise UnavailableError("the deadline has come; send the request again")
-        now = self.now()
-        feedback = decode_feedback(
-            request.record(now),
-            limits=self._limits,
-            horizon=self.versions.horizon,
-            timestamp=now,
-            grace=self.versions.newest.settings.grace,
-        )
-        if not has_token(self._secret, feedback, session):
-            raise Rejected("token", NO_TOKEN)
-        expected = msgspec.structs.replace(session)
-        verdict = expected.apply(feedback)
-        if verdict in ("position", "arm-mismatch"):
-            raise Rejected(verdict, contradiction(verdict, len(session.slate)))
-        return self._answer_from(name, expected)._replace(fallback=True)
 
 
 def _rejection(letter: DeadLetter) -> tuple[tuple[str, int], Rejected]:
@@ -392,7 +347,7 @@ def _rejection(letter: DeadLetter) -> tuple[tuple[str, int], Rejected]:
     return where, Rejected(reason, headers["adcascade.error"].decode())
 
 
-def _fail(future: asyncio.Future[Answer | None], error: Exception) -> None:
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()  # whoever waited may have gone

@@ -14,7 +14,7 @@ HTTP = grouped(
     "HTTP",
     Option("host", "address to listen on", default=_DEFAULT.host),
     port("port", "port to listen on; 0: a free one", _DEFAULT.port),
-    seconds_option("deadline", "longest time to an answer; then fallback ads are answered", _DEFAULT.deadline, least=1),
+    seconds_option("deadline", "longest wait for a decision; then fallback ads come", _DEFAULT.deadline, least=1),
     Option(
         "api-keys",
         "file with a name and a key on each line; requests need one of the keys (default: none)",
