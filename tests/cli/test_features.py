@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.serve.folder import FolderTap, taking_orders
 from worker.cli.main import load
 from worker.cli.options.catalog import read_arms
 from worker.cli.options.learning import context_dim
 from worker.cli.options.parser import build_parser, filled
 from worker.cli.options.places import resolve
 from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.simulation.traffic.generator import TrafficSettings
 from worker.stream.features import Features
@@ -249,15 +250,16 @@ def test_a_column_of_numbers_and_texts_is_a_category(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
-    """Return the state folder of a runner whose ads have features."""
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A state folder that takes orders, of a runner whose ads have features."""
     path = tmp_path / "state"
-    with StateFolder(path) as state:
-        Embedded(LearningSettings(dim=2), WANTED, state=state)
-    return str(path)
+    with FolderTap(path) as tap:
+        Embedded(LearningSettings(dim=2), WANTED, tap=tap)
+    with taking_orders(path):
+        yield path
 
 
-def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: Path, adcascade: Any) -> None:
+def test_an_ad_is_added_with_its_features_and_keeps_them(folder: Path, tmp_path: Path, adcascade: Any) -> None:
     def arms(line: str) -> Any:
         ended = adcascade(f"arms {line} --state {folder}")
         assert ended.code == 0
@@ -288,7 +290,7 @@ def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: 
         ("", "arm 'c' has no"),
     ],
 )
-def test_an_ad_whose_features_do_not_fit_is_one_line(folder: str, adcascade, features: str, message: str) -> None:
+def test_an_ad_whose_features_do_not_fit_is_one_line(folder: Path, adcascade, features: str, message: str) -> None:
     ended = adcascade(f"arms add c --reward 3 {features} --state {folder}")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert message in ended.err

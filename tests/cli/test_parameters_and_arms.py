@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ import pytest
 
 from tests.cli.conftest import Terminal
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
+from tests.serve.folder import FolderTap, taking_orders
 from worker.bandit.personal import PersonalModel
 from worker.cli.arms import in_force
 from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder
 from worker.stream import accounts
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters, decode_parameters
@@ -32,19 +32,20 @@ Say = Callable[..., str]
 def learned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state folder with some versions in it, of either model."""
     folder = tmp_path_factory.mktemp("state")
-    with StateFolder(folder) as state:
-        runner = Embedded(settings(model=request.param), ARMS, partitions=2, state=state)
+    with FolderTap(folder) as tap:
+        runner = Embedded(settings(model=request.param), ARMS, partitions=2, tap=tap)
         deliver(runner, arrivals(120, seconds=40), live=True)
         finish(runner)
     return folder
 
 
 @pytest.fixture
-def folder(learned: Path, tmp_path: Path) -> Path:
-    """A copy of it that a test may change."""
+def folder(learned: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of it that takes orders."""
     for file in learned.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    return tmp_path
+    with taking_orders(tmp_path):
+        yield tmp_path
 
 
 @pytest.fixture
@@ -133,9 +134,10 @@ def test_an_import_adds_the_arms_that_are_missing_and_refuses_what_does_not_fit(
     arms = (Arm(arm="extra", reward=7.0), *reversed(ARMS[1:]))
     say(f"parameters export --output {file}")
     exported = decode_parameters(file.read_bytes())
-    with StateFolder(other) as state:
-        Embedded(exported.settings, arms, partitions=1, state=state)
-    assert ask(f"parameters import {file}", state=other)["version"] == 1
+    with FolderTap(other) as tap:
+        Embedded(exported.settings, arms, partitions=1, tap=tap)
+    with taking_orders(other):
+        assert ask(f"parameters import {file}", state=other)["version"] == 1
     shown = ask("parameters show", state=other)
     assert [arm["arm"] for arm in shown["arms"]] == [arm.arm for arm in (*arms, ARMS[0])]
     learned = {arm.arm: bias for arm, bias in zip(exported.arms, exported.model.biases.tolist(), strict=True)}
@@ -184,9 +186,10 @@ def test_features_are_named_with_their_strength_and_what_was_forgotten_is_said(s
     file = tmp_path / "known.json"
     file.write_bytes(encode_parameters(replace(first, model=model, folds=3, kept=0.3, changed=(ARMS[1].arm,))))
     other = tmp_path / "other"
-    with StateFolder(other) as state:
-        Embedded(first.settings, first.arms, partitions=1, state=state)
-    say(f"parameters import {file}", state=other)
+    with FolderTap(other) as tap:
+        Embedded(first.settings, first.arms, partitions=1, tap=tap)
+    with taking_orders(other):
+        say(f"parameters import {file}", state=other)
     shown = say("parameters show", state=other)
     assert (
         "decides between ads: age strong (2.00), device clear (0.50), spent weak (0.10), age × spent negligible"
@@ -240,9 +243,10 @@ def test_arms_are_listed_with_figures_and_features_by_revenue(
 ) -> None:
     monkeypatch.setattr(accounts, "DAY", 20_000)  # milliseconds
     other = tmp_path / "other"
-    with StateFolder(other) as state:
+    with FolderTap(other) as tap:
         arms = tuple(replace(arm, features={"size": k}) for k, arm in enumerate(ARMS))
-        runner = Embedded(settings(), arms, partitions=1, state=state)
+        runner = Embedded(settings(), arms, partitions=1, tap=tap)
+        tap.state.commit()
         assert say("arms list", state=other).startswith("no window with sessions is closed yet\narm ")
         deliver(runner, arrivals(200, seconds=40), live=True)
         finish(runner)
@@ -318,9 +322,3 @@ def test_on_a_terminal_the_changes_are_confirmed(ask, adcascade, folder, tmp_pat
     assert "coat" in ended.err
     assert "[y/N]" in ended.err
     assert any(arm["arm"] == "coat" for arm in ask("arms list")["arms"]) == (code == 0)
-
-
-def test_a_folder_in_use_is_read_and_takes_no_orders(say: Say, folder: Path) -> None:
-    with StateFolder(folder):
-        say("parameters show")
-        assert "another process" in say("parameters freeze", code=1)

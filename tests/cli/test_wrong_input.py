@@ -10,9 +10,9 @@ import pytest
 
 from tests.embedded.traffic import ARMS, settings
 from tests.golden.recording import GOLDEN
+from tests.serve.folder import FolderTap
 from worker.cli.main import main
 from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def folder(tmp_path_factory):
     (folder / "empty.json").write_text("[]")
     (folder / "good.csv").write_text("arm,reward\na,1\n")
     shutil.copy(GOLDEN, folder / "log")
-    with StateFolder(folder / "state") as state:
-        Embedded(settings(), ARMS, state=state)
+    with FolderTap(folder / "state") as tap:
+        Embedded(settings(), ARMS, tap=tap)
     return folder
 
 
@@ -34,10 +34,8 @@ WRONG = {
     "demo --bonus paper": "bonus paper needs --repeats",
     "demo --json here.json --record here.json": "here.json: two outputs cannot be the same file",
     "demo --json missing/numbers.json": "missing/numbers.json: the folder",
-    "demo --report missing/deep": "--report missing/deep: the folder",
-    "demo --report file": "--report file: is a file",
-    "demo --report /proc/x": "--report /proc/x: this folder cannot be created",
-    "demo --state file": "cannot use file as a state folder",
+    "demo --report missing/deep": "missing/deep: the folder",
+    "demo --report .": ".: is a folder, not a file",
     "demo --partition 3": "unrecognized arguments: --partition 3; did you mean --partitions?",
     "demo --beta nan": "--beta: must be finite",
     "demo --beta inf": "--beta: must be finite",

@@ -47,7 +47,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield the address of a Prometheus that has scraped a running demo for some seconds."""
     program = needs("prometheus", package="prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
-    demo = ["demo", "--report", "none", "--users", "40", "--episodes", "100000", "--speed", "240"]
+    demo = ["demo", "--report", "none", "--users", "40", "--episodes", "100000", "--no-beside"]
     demo += ["--control-share", "0.5", "--control", "random"]
     with running(sys.executable, "-m", "worker", *demo) as simulated:
         assert simulated.stderr is not None

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
 from tests.counting import Counted, count_ads
-from tests.embedded.traffic import ARMS, SECOND, START, arrivals, deliver, finish, settings
+from tests.embedded.traffic import ARMS, SECOND, START, arrivals, deliver, finish, restart_learner, settings
 from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder
 from worker.stream import accounts
 from worker.stream.accounts import Sums
 from worker.stream.events import ArmChange, Command, Order
@@ -56,21 +54,20 @@ def assert_equal(sums: Sums, counted: Counted, newest: Parameters) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_figures_per_ad_equal_a_count_of_the_raw_records_through_orders_and_restarts(
-    tmp_path: Path, partitions: int, monkeypatch: pytest.MonkeyPatch
+    partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accounts, "DAY", DAY)
     raw, sent = Raw(), arrivals(400, seconds=90)
+    runner = Embedded(settings(), ARMS, partitions=partitions, tap=raw)
     for part, order in enumerate((None, *ORDERS)):
-        # Every part is served by a new process, which has the state folder only.
-        with StateFolder(tmp_path) as state:
-            runner = Embedded(settings(), ARMS, partitions=partitions, state=state, tap=raw)
-            if order is not None:
-                runner.order(order)
-            deliver(runner, [one for one in sent if (one.at - START) // (15 * SECOND) == part], live=True)
-            if part == len(ORDERS):
-                finish(runner)
-            newest = runner.versions.newest
-            assert_equal(newest.accounts.total, raw.count(newest), newest)
+        if order is not None:
+            restart_learner(runner, settings(), enumerate(map(orjson.dumps, raw.log["ads.journal"])))
+            runner.order(order)
+        deliver(runner, [one for one in sent if (one.at - START) // (15 * SECOND) == part], live=True)
+        if part == len(ORDERS):
+            finish(runner)
+        newest = runner.versions.newest
+        assert_equal(newest.accounts.total, raw.count(newest), newest)
     total, day, counted = newest.accounts.total, newest.accounts.day, raw.count(newest)
     assert total.sessions == 400
     assert day > START // DAY  # it has changed

@@ -1,4 +1,4 @@
-"""The embedded runner under faults: disorder, duplicates, crashes, poison, forged feedback."""
+"""The embedded runner under faults: disorder, duplicates, poison, forged feedback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 
 from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder
 from worker.metrics import imbalances
 from worker.secret import Secret
 from worker.stream.chance import ALL
@@ -235,78 +233,6 @@ def test_every_unusable_record_becomes_one_dead_letter_and_changes_nothing_else(
     assert_same(found.newest, golden)
     assert sorted(found.records["ads.dead-letters"], key=repr) == sorted((value for _, value in bad), key=repr)
     assert_balanced(found.runner)
-
-
-# ── restarts at any write ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Crash(Exception):  # noqa: N818
-    """The process is killed."""
-
-
-class FragileState(StateFolder):
-    """Raises `Crash` before or after the commit of a given number."""
-
-    def __init__(self, path: Path, crash_at: int, after: bool) -> None:
-        self._left, self._after = 10**9, after
-        super().__init__(path)
-        self._left = crash_at
-
-    def commit(self) -> None:
-        self._left -= 1
-        if self._left == 0 and not self._after:
-            raise Crash
-        super().commit()
-        if self._left == 0:
-            raise Crash
-
-
-def through_crashes(folder: Path, at_most: int, sent: list[Sent], seed: int) -> Embedded:
-    """Deliver records to runners that crash, until one comes to the end; return that one."""
-    generator = np.random.default_rng(seed)
-    crashes = 0
-    while True:
-        # Records without an answer are sent again: here all of the last seconds.
-        crash_at = int(generator.integers(1, 30)) if crashes < 12 else 10**9
-        state = FragileState(folder, crash_at, bool(generator.integers(2)))
-        try:
-            runner = Embedded(settings(learn_at_most=at_most), ARMS, partitions=1 + seed % 3, state=state)
-            since = runner.time - 2 * SECOND
-            deliver(runner, [one for one in sent if one.at >= since])
-            finish(runner)
-            break
-        except Crash:
-            crashes += 1
-        finally:
-            state.close()
-    assert crashes >= 5
-    return runner
-
-
-@with_seeds(12, 4)
-def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(tmp_path: Path, at_most: int, seed: int) -> None:
-    golden = undisturbed(at_most)
-    runner = through_crashes(tmp_path, at_most, golden.sent, seed)
-    assert_same(runner.versions.newest, golden)
-    assert_balanced(runner)
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 2)])
-def test_sessions_and_parameters_survive_a_restart(tmp_path: Path, before: int, after: int) -> None:
-    golden, half = undisturbed(), START + 30 * SECOND
-    with StateFolder(tmp_path) as state:
-        first = Embedded(settings(), ARMS, partitions=before, state=state)
-        deliver(first, [one for one in golden.sent if one.at < half])
-        held = {name: session for task in first.tasks for name, session in task.table.items()}
-    assert held
-    with StateFolder(tmp_path) as state:
-        second = Embedded(settings(), ARMS, partitions=after, state=state)
-        assert {name: session for task in second.tasks for name, session in task.table.items()} == held
-        assert second.versions.newest.sha256 == first.versions.newest.sha256
-        deliver(second, [one for one in golden.sent if one.at >= half])
-        finish(second)
-        assert_same(second.versions.newest, golden)
-        assert_balanced(second)
 
 
 # ── always serves ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import orjson
 
 from worker.embedded.runner import Embedded
 from worker.stream.events import Episode
+from worker.stream.learner import Learner
 from worker.stream.settings import Arm, LearningSettings
 
 SECOND = 1_000
@@ -128,6 +129,12 @@ def deliver(
         queue = sorted(queue + fresh) if fresh else queue
         runner.advance(clock)
     return everything
+
+
+def restart_learner(runner: Embedded, settings: LearningSettings, journal: Iterable[tuple[int, bytes]]) -> None:
+    """Replace the learner by one that knows the versions and reads the journal again, as after a restart."""
+    runner.learner = Learner(settings, ARMS, runner.versions.history)
+    runner.learner.handle(journal)
 
 
 def finish(runner: Embedded) -> None:

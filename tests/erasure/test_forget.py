@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
 import pytest
 
 from tests.embedded.traffic import ARMS, SECOND, START, arrivals, deliver, finish, settings
+from tests.serve.folder import FolderTap, Served
 from worker.cli.main import main
+from worker.embedded.outputs import Headers
 from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder, StateView
 from worker.logs.format import LogWriter
 from worker.serve.recording import RECORD, LogOnDisk
+from worker.serve.state import StateFolder
 from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.session import encode_state
 from worker.stream.topology import Record
 
 DAY = 86_400_000
@@ -33,29 +37,57 @@ def forget(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
     return captured.err if code else orjson.loads(captured.out)
 
 
-def serve(folder: Path, log: Path, *, second: bool) -> Parameters:
-    """Serve a half of the traffic, in a folder that keeps its journal; return the last version."""
-    named = [
-        replace(one, value=one.value[:-1] + b',"user_id":"u 1"}') if one.session in (LEARNED, HELD) else one
-        for one in TRAFFIC
-        if (one.at >= START + 40 * SECOND) == second
-    ]
-    with StateFolder(folder, keep=7 * DAY) as state, LogWriter(f"{log}-{second}") as writer:
-        runner = Embedded(settings(), ARMS, state=state, tap=writer)
-        deliver(runner, named, live=True)
-        if second:
-            finish(runner)
-        state.set_meta(RECORD, msgspec.json.encode(LogOnDisk(f"{log}-False", 0, "", START)))
-        state.commit()
-    with StateView(folder) as state:
-        return decode_parameters(state.parameters()[-1])
+class Traffic(NamedTuple):
+    """All records of the traffic, the number of those of its first half, and the table and version after that."""
+
+    records: list[tuple[Record, Headers]]
+    half: int
+    sessions: list[tuple[bytes, bytes | None]]
+    newest: Parameters
+
+
+@cache
+def traffic() -> Traffic:
+    """Serve the traffic."""
+    records: list[tuple[Record, Headers]] = []
+    runner = Embedded(settings(), ARMS, tap=lambda record, headers: records.append((record, headers)))
+    for second in (False, True):
+        part = [
+            replace(one, value=one.value[:-1] + b',"user_id":"u 1"}') if one.session in (LEARNED, HELD) else one
+            for one in TRAFFIC
+            if (one.at >= START + 40 * SECOND) == second
+        ]
+        deliver(runner, part, live=True)
+        if not second:
+            half = len(records)
+            held = [(name.encode(), encode_state(one)) for task in runner.tasks for name, one in task.table.items()]
+    finish(runner)
+    return Traffic(records, half, list(held), runner.versions.newest)
+
+
+def serve(folder: Path, log: Path) -> None:
+    """Make the folder and the log of a server after the first half of the traffic."""
+    with LogWriter(log) as writer, FolderTap(folder, writer, keep=7 * DAY) as tap:
+        for record, headers in traffic().records[: traffic().half]:
+            tap(record, headers)
+        tap.state.change_sessions(traffic().sessions)
+        tap.state.set_meta(RECORD, msgspec.json.encode(LogOnDisk(str(log), 0, "", START)))
+
+
+def learn_the_rest(folder: Path) -> Parameters:
+    """Learn from the second half of the traffic; return the last version."""
+    rest = [record for record, _ in traffic().records[traffic().half :] if record.topic == "ads.journal"]
+    with Served(folder, keep=7 * DAY, learning=settings()) as served:
+        served.store.add_journal([(None, record.value or b"") for record in rest])
+        served.learn()
+        return decode_parameters(served.state.parameters()[-1])
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the folder `state` and the log `log-False`, for tests that change neither."""
+    """A folder with the folder `state` and the log `log`, for tests that change neither."""
     folder = tmp_path_factory.mktemp("served")
-    serve(folder / "state", folder / "log", second=False)
+    serve(folder / "state", folder / "log")
     return folder
 
 
@@ -66,8 +98,8 @@ def bytes_of(folder: Path) -> bytes:
 def test_a_person_leaves_a_state_folder_and_what_is_learned_stays_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state, log, other = tmp_path / "state", tmp_path / "log", tmp_path / "other"
-    serve(state, log, second=False)
+    state, log = tmp_path / "state", tmp_path / "log"
+    serve(state, log)
     before = bytes_of(state)
     found = forget(capsys, "--user", "u 1", "--state", state, "--dry-run")
     assert (found["sessions"], found["deleted"]) == (sorted([LEARNED, HELD]), 0)
@@ -75,7 +107,7 @@ def test_a_person_leaves_a_state_folder_and_what_is_learned_stays_the_same(
     assert (sessions["records"], sessions["deletable"]) == (1, 1)
     assert journal["records"] > journal["deletable"] > 0
     assert journal["note"].endswith("not learned yet: come again after the next window")
-    assert recorded["name"] == f"{log}-False"
+    assert recorded["name"] == str(log)
     assert recorded["records"] >= journal["records"] + 4, "with arrivals and decisions"
     assert recorded["until"] == START + DAY + 30 * DAY
     assert bytes_of(state) == before
@@ -84,9 +116,8 @@ def test_a_person_leaves_a_state_folder_and_what_is_learned_stays_the_same(
     again = forget(capsys, "--session", HELD, "--state", state, "--yes")
     assert [place["deletable"] for place in again["places"]] == [0, 0]
 
-    undisturbed = [serve(other, tmp_path / "log-2", second=second) for second in (False, True)][-1]
-    assert serve(state, log, second=True).sha256 == undisturbed.sha256
-    assert undisturbed.version > 5
+    assert learn_the_rest(state).sha256 == traffic().newest.sha256
+    assert traffic().newest.version > 5
     forget(capsys, "--session", HELD, "--state", state, "--yes")
     assert HELD.encode() not in bytes_of(state)
 
@@ -133,7 +164,7 @@ def test_in_a_log_records_are_found_by_key_session_and_user(tmp_path: Path, caps
         (["LOG"], "one of them is needed, and not both"),
         (["LOG", "--user", "u", "--session", "s"], "one of them is needed, and not both"),
         (["LOG", "--user", "nobody"], "there are no records of user 'nobody': is the id right?"),
-        (["LOG", "--session", "s", "--state", "STATE"], "log-False and --state are several sources"),
+        (["LOG", "--session", "s", "--state", "STATE"], "log and --state are several sources"),
         (["-", "--session", "s"], "name a file"),
         (["--session", "s"], "the source is missing: a log, --state DIR or --broker HOST:PORT"),
         (["--session", LEARNED, "--state", "STATE"], "--yes is missing"),
@@ -143,7 +174,7 @@ def test_in_a_log_records_are_found_by_key_session_and_user(tmp_path: Path, caps
 def test_wrong_input_is_answered_with_one_line(
     served: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    paths = {"LOG": f"{served}/log-False", "STATE": f"{served}/state"}
+    paths = {"LOG": f"{served}/log", "STATE": f"{served}/state"}
     error = forget(capsys, *(paths.get(one, one.replace("STATE", paths["STATE"])) for one in arguments), code=2)
     assert message in error
     assert error.count("\n") == 1
@@ -152,6 +183,6 @@ def test_wrong_input_is_answered_with_one_line(
 def test_without_a_log_the_sessions_of_a_user_have_to_be_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with StateFolder(tmp_path) as state:
-        Embedded(settings(), ARMS, state=state)
+    with FolderTap(tmp_path) as tap:
+        Embedded(settings(), ARMS, tap=tap)
     assert "no log of --record: name the sessions" in forget(capsys, "--user", "u", "--state", tmp_path, code=2)

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.golden.recording import record
+from tests.golden.recording import ORDERS, Run, record
+from tests.serve.folder import FolderTap
 from worker.cli.options.source import write_state
-from worker.embedded.state import StateFolder, StateView
 from worker.errors import InputError
 from worker.logs.findings import Findings
 from worker.logs.format import LogWriter, encode_line
 from worker.logs.ordered import about, read_log
 from worker.replay.one_session import ServedSession, find_session
+from worker.serve.state import StateView
 from worker.stream.explanation import explain
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Record, Topics
@@ -180,8 +181,8 @@ def test_a_version_that_the_log_lacks_is_named(lines: list[Document], ask: Any) 
 
 
 def test_a_state_folder_says_the_same_as_the_log(tmp_path: Path) -> None:
-    with StateFolder(tmp_path / "state", keep=86_400_000) as state:
-        record(tmp_path / "log", sessions=120, oddities=False, state=state)
+    with LogWriter(tmp_path / "log") as log, FolderTap(tmp_path / "state", log, keep=86_400_000) as tap:
+        Run(sessions=120, rate=4, seed=0, oddities=False, tap=tap).go(ORDERS)
     lines = lines_of(tmp_path / "log")
     with LogWriter(tmp_path / "copy") as copy, StateView(tmp_path / "state") as view:
         write_state(view, Topics(), copy)

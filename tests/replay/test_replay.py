@@ -9,8 +9,6 @@ from typing import Any
 import orjson
 import pytest
 
-from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder
 from worker.errors import FailedError, InputError
 from worker.kernels import fingerprint
 from worker.logs.format import LogWriter, encode_line
@@ -21,10 +19,12 @@ from worker.stream.explanation import explain
 from worker.stream.features import Features
 from worker.stream.folding import NEVER
 from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
-from ..golden.recording import FACTS, GOLDEN, START, Run, record
+from ..embedded.traffic import restart_learner
+from ..golden.recording import FACTS, GOLDEN, SETTINGS, START, Run, record
 from .logs import (
     DEFAULTS,
     Document,
@@ -221,26 +221,21 @@ def test_a_log_may_end_anywhere(lines: list[Document], replayed: Replay, how: Re
     assert hashes(report) == recorded_hashes(kept)
 
 
-def test_settings_may_change_with_a_restart(tmp_path: Path, replayed: Replay) -> None:
+def test_settings_may_change_with_a_restart_of_the_learner(replayed: Replay) -> None:
     """Each version is folded again under the settings that it carries."""
-    records: list[tuple[Record, Any]] = []
-
-    def run(sessions: int, since: int = 0, **changes: Any) -> Embedded:
-        with StateFolder(tmp_path / "state") as state:
-            run = Run(sessions=sessions, rate=4, seed=0, oddities=False, tap=tap, state=state, settings=changes)
-            run.agenda = [entry for entry in run.agenda if entry[0] >= since]
-            return run.go(())
+    lines: list[Document] = []
 
     def tap(record: Record, headers: Any) -> None:
-        records.append((record, headers))
+        lines.append(orjson.loads(encode_line(record, headers)))
 
-    run(120)
-    first = len(records)
-    runner = run(400, START + 60_000, beta=0.5, ridge=2.0)
-    # After a restart, the runner counts the offsets of every topic except the journal from 0.
-    lines = [orjson.loads(encode_line(*one)) for one in records]
-    for line in lines[first:]:
-        line["offset"] += 100_000 if line["topic"] != "ads.journal" else 0
+    run = Run(sessions=520, rate=4, seed=0, oddities=False, tap=tap)
+    later, end = [entry for entry in run.agenda if entry[0] >= START + 60_000], run.last
+    run.agenda, run.last = [entry for entry in run.agenda if entry[0] < START + 30_000], START + 30_000
+    runner = run.go(())
+    recorded = [(line["offset"], line["payload"].encode()) for line in of(lines, "journal")]
+    restart_learner(runner, LearningSettings(**{**SETTINGS, "beta": 0.5, "ridge": 2.0}), recorded)
+    run.agenda, run.last = later, end
+    run.go(())
     assert {payload(line)["beta"] for line in of(lines, "parameters")} == {2.5, 0.5}
     report = replayed(lines)
     assert report.mismatches == report.unfolded == 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from tests.serve.folder import FolderTap
+from worker.embedded.outputs import Tap
 from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder
 from worker.logs.format import LogWriter
 from worker.stream.events import Order
 from worker.stream.features import Features
@@ -74,9 +76,11 @@ def run(
 ) -> None:
     """Record some hours; `orders`, ads that fall `silent`, and the `turn` of the tastes come at an hour."""
     generator = np.random.default_rng(seed)
-    with LogWriter(log) as tap:
-        folder = None if state is None else StateFolder(state, keep=30 * DAY)
-        shop = Embedded(settings(**changes), ARMS, partitions=2, tap=tap, state=folder)
+    with ExitStack() as stack:
+        tap: Tap = stack.enter_context(LogWriter(log))
+        if state is not None:
+            tap = stack.enter_context(FolderTap(state, tap, keep=30 * DAY))
+        shop = Embedded(settings(**changes), ARMS, partitions=2, tap=tap)
         for hour in range(hours):
             if orders and hour in orders:
                 shop.order(orders[hour])
@@ -85,8 +89,6 @@ def run(
             shop.advance(START + (hour + 1) * HOUR)
         shop.advance(START + (hours + 2) * HOUR)
         shop.advance(START + (hours + 2) * HOUR + 1)
-        if folder is not None:
-            folder.close()
 
 
 def serve(

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from worker.embedded.state import StateFolder, StateView
 from worker.errors import FailedError
 from worker.http.api import read_arrive, read_feedback
 from worker.http.service import AdRequest, Answer, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.runner import ServeRunner
+from worker.serve.state import StateFolder, StateView
 from worker.serve.store import ServeStore
 from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import Rejected

@@ -95,6 +95,7 @@ def test_a_served_folder_takes_orders_only_while_it_is_served(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--dim", "2", "--state", __file__], f"cannot use {__file__} as a state folder"),
         (["--dim", "2", "--record", "-"], "plain file"),
         (["--dim", "2", "--record", "log.gz"], "plain file"),
         (["--dim", "2", "--api-keys", "nowhere"], "--api-keys nowhere"),
@@ -105,10 +106,3 @@ def test_a_served_folder_takes_orders_only_while_it_is_served(tmp_path, capsys):
 def test_wrong_options_are_refused_before_anything_is_served(tmp_path: Path, capsys, arguments, message):
     assert main(["serve", "--state", str(tmp_path / "state"), *arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_the_folder_of_a_demo_is_not_served(tmp_path, capsys):
-    demo = ["--episodes", "1", "--users", "20", "--report", "none", "--json", str(tmp_path / "demo.json")]
-    assert main(["demo", "--state", str(tmp_path / "state"), *demo]) == 0
-    assert main(["serve", "--state", str(tmp_path / "state"), "--port", "0"]) == 2
-    assert "does not hold the state of `adcascade serve`" in capsys.readouterr().err

@@ -10,94 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.stream.scenes import feedback, opened, progress
+from tests.serve.folder import LEARNING, Served
 from worker.cli.main import main
-from worker.embedded.state import FILE, StateFolder
 from worker.errors import FailedError, InputError
 from worker.logs.format import LogReader
-from worker.runtime.learner_process import LearnerStatus
-from worker.runtime.settings import ProcessSettings
-from worker.serve.learner import JournalFolder
 from worker.serve.recording import Recording
 from worker.serve.server import decoded_lesson
-from worker.serve.store import ServeStore, first_version
-from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, Command, Order, Tag
+from worker.serve.state import FILE, StateFolder
+from worker.serve.store import ServeStore
+from worker.stream.events import ArmChange, Command, Tag
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import Arm, LearningSettings
-from worker.stream.topology import Emits, Record
-
-START = 1_700_000_000_000
-ARMS = [Arm(arm="hat", reward=1.0)]  # one, so that every slate is known
-LEARNING = LearningSettings(dim=1, horizon=1, warmup=1, window=1_000, session_timeout=1_000, lateness=100)
-
-
-class Served:
-    """A server without requests: batches go into its folder, and a learner folds them."""
-
-    def __init__(
-        self,
-        folder: Path,
-        record: Path | None = None,
-        *,
-        keep: int = 0,
-        keep_record: int = 0,
-        learning: LearningSettings = LEARNING,
-    ) -> None:
-        self.state = StateFolder(folder, keep=keep)
-        try:
-            if not self.state.parameters():
-                first_version(self.state, Parameters.first(learning, ARMS))
-            self.store = ServeStore(self.state, record, keep=keep_record)
-        except BaseException:
-            self.state.close()
-            raise
-        self.learner = JournalFolder(self.state, ProcessSettings(learner=(), learning=learning, arms=ARMS))
-
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.store.close()
-        self.state.close()
-
-    def serve(self, number: int, *, synchronise: bool = False) -> None:
-        """Keep a session that is opened, shown one ad, and clicked, and progress to the end of its window."""
-        name, at = f"s{number}", START + 7_000 * number
-        facts = (
-            opened(name, at, ("hat",), context=(0.5,), modes=("warmup",)),
-            feedback(1, "hat", True, at + 1, name),
-        )
-        self.store.time = at + 5_000
-        journal: list[tuple[bytes | None, bytes]] = [
-            *((name.encode(), encode_journal(fact)) for fact in facts),
-            (None, encode_journal(progress(at + 5_000))),
-        ]
-        offset = self.store.next_offset("ads.clicks")
-        records = [Record("ads.clicks", 0, offset, at, name.encode(), b"{}")]
-        self.store.add_batch(records, Emits(changelog=[(name.encode(), b"value")], journal=journal))
-        self.store.prepare()
-        self.store.commit(synchronise=synchronise)
-
-    def order(self, *orders: Order) -> None:
-        self.store.add_journal([(None, encode_journal(order)) for order in orders])
-        self.store.prepare()
-        self.store.commit(synchronise=False)
-
-    def learn(self) -> tuple[LearnerStatus, list[tuple[int, str]]]:
-        """Fold what is new, and keep the lesson; return the report, and all orders refused."""
-        status = self.learner.fold()
-        assert status is not None
-        known = [decode_parameters(value) for value in self.state.parameters()]
-        refused = self.store.add_lesson(decoded_lesson(status), known)
-        self.store.prepare()
-        self.store.commit(synchronise=False)
-        return status, [*status.refused, *refused]
-
-    @property
-    def versions(self) -> list[int]:
-        return [json.loads(value)["version"] for value in self.state.parameters()]
 
 
 def offsets(log: Path) -> dict[str, list[int]]:
@@ -342,7 +265,7 @@ def test_a_folder_of_another_release_is_refused_in_one_line_that_says_how_to_go_
     with Served(tmp_path) as served:
         served.state.set_meta("format", b"1")
         served.state.commit()
-    for command in ("serve --port 0", "arms list", "demo"):
+    for command in ("serve --port 0", "arms list"):
         assert main([*command.split(), "--state", str(tmp_path)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "format 1" in line

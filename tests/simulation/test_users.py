@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.stream.scenes import decision
-from worker.bandit.arrays import NO_ARM, sigmoid
+from worker.bandit.arrays import NO_ARM, Ints, sigmoid
 from worker.simulation.environments import make_environment
 from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
+from worker.simulation.world import first_clicks
+from worker.simulation.worth import Valuer
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
 
 ARMS = ("ad-1", "ad-2", "ad-3")
@@ -83,6 +85,14 @@ def test_arrivals_are_valid_and_have_the_context_of_the_user():
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def outcomes(users: Users, indices: Ints, slates: Ints) -> tuple[Ints, Ints]:
+    """Return `first_clicks` of the users (m,) of period 0 on whole slates (m, H)."""
+    cohort, stay = users.cohort(0), np.append(users.world.stay, 1.0)
+    clicks = cohort.needs[indices] < cohort.odds[indices[:, None], slates]  # NO_ARM is the last column: −inf
+    stays = cohort.stays[indices] & (clicks | (cohort.tempers[indices] < stay[slates])) & (slates != NO_ARM)
+    return first_clicks(clicks, np.logical_and.accumulate(stays, axis=1))
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), environment=st.sampled_from(["uniform", "leaving"]), data=st.data())
 def test_answers_step_by_step_are_those_of_the_whole_slate(seed: int, environment: str, data: st.DataObject):
@@ -91,7 +101,7 @@ def test_answers_step_by_step_are_those_of_the_whole_slate(seed: int, environmen
     slate_of = st.lists(st.sampled_from((*ARMS, "unknown")), min_size=0, max_size=HORIZON).map(tuple)
     served = {users.session_id(0, index): data.draw(slate_of) for index in range(len(users.cohort(0)))}
     indices, slates = users.slates(0, served)
-    clicked, answered = users.outcomes(0, indices, slates)
+    clicked, answered = outcomes(users, indices, slates)
     for index, at, count in zip(indices.tolist(), clicked.tolist(), answered.tolist(), strict=True):
         session_id = users.session_id(0, index)
         walked = walk(users, session_id, served[session_id])
@@ -122,17 +132,29 @@ def test_the_click_rate_is_that_of_the_truth():
     everybody = np.arange(len(cohort))
     slates = np.full((len(cohort), HORIZON), NO_ARM)
     slates[:, 0] = 1
-    clicked, _ = users.outcomes(0, everybody, slates)
+    clicked, _ = outcomes(users, everybody, slates)
     chances = sigmoid(users.world.truth.log_odds(cohort.contexts)[:, 1])
     spread = np.sqrt((chances * (1 - chances)).sum())
     assert abs((clicked == 0).sum() - chances.sum()) < 4 * spread
+
+
+@pytest.mark.parametrize("environment", ["uniform", "leaving"])
+def test_revenue_earned_is_close_to_the_expected(environment: str):
+    users = crowd(rate=8_000, habits=TIDY, environment=environment)
+    cohort, valuer = users.cohort(0), Valuer(users.world, horizon=HORIZON)
+    slates = np.tile(np.resize(np.argsort(-users.world.stay, kind="stable"), HORIZON), (len(cohort), 1))
+    clicked, answered = outcomes(users, np.arange(len(cohort)), slates)
+    buyers = np.flatnonzero(clicked >= 0)
+    earned = users.world.rewards[slates[buyers, clicked[buyers]]].sum()
+    assert earned == pytest.approx(valuer.worth(cohort.contexts, slates).served, rel=0.1)
+    assert (answered >= 1).all() == (environment == "uniform")
 
 
 def test_of_the_users_who_do_not_click_a_share_answers_by_the_arm():
     users = crowd(rate=6_000, habits=TIDY, environment="leaving")
     everybody = np.arange(len(users.cohort(0)))
     for arm, stay in enumerate(users.world.stay):
-        clicked, answered = users.outcomes(0, everybody, np.full((len(everybody), HORIZON), arm))
+        clicked, answered = outcomes(users, everybody, np.full((len(everybody), HORIZON), arm))
         assert (answered[clicked != 0] >= 1).mean() == pytest.approx(stay, abs=0.03)
 
 

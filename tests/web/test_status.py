@@ -40,7 +40,7 @@ UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison
 def ran() -> tuple[Metrics, Demo]:
     metrics = Metrics()
     metrics.learning(here=True)
-    demo = Demo(DemoSettings(users=40, episodes=8), habits=UNTIDY, watchers=[metrics])
+    demo = Demo(DemoSettings(users=40, episodes=8), habits=UNTIDY, metrics=metrics)
     while not demo.finished:
         demo.step()
     return metrics, demo
@@ -73,11 +73,11 @@ def test_the_document_matches_the_run(ran):
     assert windows["end"] == [row.episode.window_end for row in demo.rows]
     assert windows["sessions"] == [row.episode.sessions for row in demo.rows]
     assert windows["reward"] == pytest.approx([row.episode.reward for row in demo.rows], rel=1e-4)
-    assert windows["oracle"] == pytest.approx([row.score.oracle for row in demo.rows], rel=1e-4)
-    per_session = [(row.score.oracle - row.score.served) / row.score.sessions for row in demo.rows]
+    assert windows["oracle"] == pytest.approx([row.worth.oracle for row in demo.rows], rel=1e-4)
+    per_session = [(row.worth.oracle - row.worth.served) / row.worth.sessions for row in demo.rows]
     assert windows["pseudo"] == pytest.approx(per_session, rel=1e-3, abs=1e-9)
     assert sum(windows["allowed"]) == pytest.approx(sum(row.allowed for row in demo.rows), rel=0.15)
-    assert shown["counters"]["decisions"] == demo.counts["decisions"]
+    assert shown["counters"]["decisions"] == demo.tally.decisions.total()
     assert shown["dead"] == demo.dead_letters
     assert shown["parameters"]["version"] == demo.parameters.version
     assert shown["simulated"] is True

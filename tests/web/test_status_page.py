@@ -67,7 +67,7 @@ def scene() -> Iterator[Scene]:
     chromium()  # skip before the demo runs
     metrics = Metrics()
     metrics.learning(here=True)
-    demo = Demo(DemoSettings(users=20, episodes=1000), watchers=[metrics])
+    demo = Demo(DemoSettings(users=20, episodes=1000), metrics=metrics)
     routes = {**operations(metrics.registry, lambda: None), **status_routes(metrics, runner="demo")}
     with WebServer(routes) as server:
         scene = Scene(demo, server.url)

@@ -169,7 +169,7 @@ COMMAND = CommandSpec(
     examples=(
         "adcascade arms list --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --state /var/lib/adcascade",
-        "adcascade arms add rain-coat --reward 1.20 --feature price=89.9 --feature brand=north --state demo-state",
+        "adcascade arms add rain-coat --reward 1.20 --feature price=89.9 --feature brand=north --state adcascade-state",
         "adcascade arms retire summer-hat --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # workers on Kafka",
         "adcascade arms sync arms.csv --broker kafka:9092 --dry-run",

@@ -8,20 +8,24 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from worker.bandit.additive import AdditiveModel
 from worker.cli.options.learning import SEED, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, number, port
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, port
 from worker.console import check_writable, note, say, stops_on_signals, write_json
-from worker.embedded.state import StateFolder
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
-from worker.simulation.demo.report import DemoView, can_draw, check_report, summary, summary_rows, write_report
-from worker.simulation.demo.run import TICK, Beside, Demo, DemoSettings, additive, check_state
-from worker.simulation.reporting import REFRESH, laid_out, live_view
+from worker.simulation.demo.comparison import FinishedRun, beside, received_run
+from worker.simulation.demo.report import can_draw, write_report
+from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.demo.summary import summary, summary_rows
+from worker.simulation.demo.view import REFRESH, live_view
+from worker.simulation.reporting import laid_out
 from worker.web.status import status_routes
 
 DEFAULTS = DemoSettings()
 NO_REPORT = "none"
+PREFIX, PAGE = "adcascade-demo-", "report.html"  # of the temporary folder and file
 
 OPTIONS = (
     *world(DEFAULTS),
@@ -42,15 +46,9 @@ OPTIONS = (
         flag=True,
         default=True,
     ),
-    Option("state", "state folder; a run continues from it, also after a kill -9", metavar="DIR"),
     Option("record", "log of all records of this run (.gz: compressed, -: standard output)", metavar="FILE"),
-    Option(
-        "report",
-        "folder of the report, or none (default: DIR/report with --state DIR, else a temporary folder)",
-        metavar="DIR",
-    ),
+    Option("report", "page of the report, or none (default: a temporary file)", metavar="FILE"),
     port("metrics-port", "port of the status page http://127.0.0.1:PORT/ and of /metrics; 0: any free port"),
-    Option("speed", "maximum seconds of event time per second (default: as fast as possible)", parse=number(above=0)),
     JSON,
 )
 
@@ -61,68 +59,39 @@ def run(options: argparse.Namespace) -> int:
     from worker.http.server import WebServer
 
     settings = filled(DemoSettings, options)
-    _check(options, settings)
+    settings.learning()
+    page = None if options.report == NO_REPORT else options.report or str(Path(tempfile.mkdtemp(prefix=PREFIX)) / PAGE)
+    check_writable(options.json, options.record, page)
     began = time.perf_counter()
     metrics = Metrics()
     metrics.learning(here=True)
     with ExitStack() as stack:
-        state = stack.enter_context(StateFolder(options.state)) if options.state else None
-        if state is not None:
-            check_state(state, settings)  # before a log is begun
         routes = {**operations(metrics.registry, lambda: None), **status_routes(metrics, runner="demo")}
         server = stack.enter_context(WebServer(routes, port=options.metrics_port))
         log = stack.enter_context(LogWriter(options.record)) if options.record else None
-        other = additive(settings) if options.beside else None
-        beside = stack.enter_context(Beside(other)) if other else None
-        demo = Demo(settings, state=state, watchers=[metrics], tap=log)
-        if demo.resumed:
-            rest = f"; {log.name} has only the rest" if log else ""
-            note(f"continuing after {len(demo.rows)} episodes{rest}")
-        stopped = _run(demo, beside, DemoView(demo, server.url, beside), options.speed)
+        compares = options.beside and settings.model != AdditiveModel.name
+        additive = stack.enter_context(beside(settings)) if compares else None
+        demo, other = Demo(settings, metrics=metrics, tap=log), None
+        with stops_on_signals() as stopped, live_view(demo, server.url) as show:
+            while not (demo.finished or stopped):
+                demo.step()
+                show()
+            while additive is not None and not stopped and not additive.poll(REFRESH):
+                show()
+        if additive is not None and not stopped:
+            other = received_run(additive)
         seconds = time.perf_counter() - began
-        folder = _report_folder(options)
-        page = None if folder is None else write_report(demo, folder, seconds=seconds, beside=beside)
-    _print_summary(options, demo, beside, page, seconds)
-    return 128 + stopped if stopped else 0
-
-
-def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
-    """Refuse, before any work, wrong settings and files that could not be written."""
-    settings.learning()
-    check_writable(options.json, options.record)
-    if options.report not in (None, NO_REPORT):
-        check_report(Path(options.report))
-
-
-def _run(demo: Demo, beside: Beside | None, view: DemoView, speed: float | None) -> int:
-    """Run the demo to its end or to the first signal; return the number of the signal, else 0."""
-    began, from_time = time.perf_counter(), demo.time
-    with stops_on_signals() as came, live_view(view) as show:
-        while not demo.finished and not came:
-            demo.step()
-            if beside is not None:
-                beside.follow(len(demo.rows))
-            show()
-            if speed is not None:
-                ahead = (demo.time - from_time) / TICK / speed - (time.perf_counter() - began)
-                time.sleep(max(0.0, ahead))
-        # Mostly the run beside is as far already. After a restart it began anew, and is behind.
-        while beside is not None and not came and not beside.follow(len(demo.rows), wait=REFRESH):
-            show()
-    return came[0] if came else 0
-
-
-def _report_folder(options: argparse.Namespace) -> Path | None:
-    if options.report is not None:
-        return None if options.report == NO_REPORT else Path(options.report)
-    return Path(options.state) / "report" if options.state else Path(tempfile.mkdtemp(prefix="adcascade-demo-"))
+        if page is not None:
+            write_report(demo, Path(page), seconds=seconds, other=other)
+    _print_summary(options, demo, other, page, seconds)
+    return 128 + stopped[0] if stopped else 0
 
 
 def _print_summary(
-    options: argparse.Namespace, demo: Demo, beside: Beside | None, page: Path | None, seconds: float
+    options: argparse.Namespace, demo: Demo, other: FinishedRun | None, page: str | None, seconds: float
 ) -> None:
-    numbers = summary(demo, beside)
-    write_json(options.json, {**numbers, "seconds": round(seconds, 3), "report": page and str(page)})
+    numbers = summary(demo, other)
+    write_json(options.json, {**numbers, "seconds": round(seconds, 3), "report": page})
     report = f"report: {page}" + ("" if can_draw() else " (plots need matplotlib: pip install 'adcascade[lab]')")
     if "-" in (options.json, options.record):
         if page is not None:
@@ -139,11 +108,10 @@ COMMAND = CommandSpec(
     examples=(
         "adcascade demo",
         "adcascade demo --environment leaving     # users leave, and one ad never gets an answer",
-        "adcascade demo --environment rare --policy ucbbp --seed 7 --report demo",
+        "adcascade demo --environment rare --policy ucbbp --seed 7 --report demo.html",
         "adcascade demo --users 400 --episodes 300 --json -",
-        "adcascade demo --state demo.state     # stop or kill it, start it again: it continues",
         "adcascade demo --record demo.log.gz && adcascade replay demo.log.gz --verify",
-        "adcascade demo --speed 60 --metrics-port 9464     # a minute per second, for Prometheus to scrape",
+        "adcascade demo --episodes 100000 --metrics-port 9464     # for Prometheus to scrape",
     ),
     options=OPTIONS,
     run=run,

@@ -1,4 +1,4 @@
-"""The whole topology in one process without a broker, and the folder that keeps its state.
+"""The whole topology in one process without a broker, in memory.
 
 The caller supplies the time; the rules are in `worker.stream`.
 """

@@ -1,6 +1,6 @@
-"""What comes of the processors: records with offsets, kept in a state folder, given to a tap, or both.
+"""What comes of the processors: records with offsets, for a tap.
 
-The embedded runner and `adcascade serve` write through this. The caller commits the transaction of the folder.
+The embedded runner and `adcascade serve` write through this.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from worker.embedded.state import StateFolder
-from worker.stream.events import Episode, Tag
+from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics
-from worker.stream.versions import KEPT, version_key
+from worker.stream.versions import version_key
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -26,12 +25,12 @@ class Tap(Protocol):
 
 
 class Outputs:
-    """Writes to the `state` folder and to the `tap`, where there are any; `time` is that of the records."""
+    """Gives records their offsets, and the `tap` the records, if there is one; `time` is that of the records."""
 
-    def __init__(self, topics: Topics, state: StateFolder | None, tap: Tap | None) -> None:
-        self.topics, self.state, self.tap = topics, state, tap
+    def __init__(self, topics: Topics, tap: Tap | None) -> None:
+        self.topics, self.tap = topics, tap
         self.time = 0
-        self.journal_end = 0 if state is None else state.journal_bounds()[1]
+        self.journal_end = 0
         self.offsets: Counter[tuple[str, int]] = Counter()  # the next ones, by topic and partition
 
     def next_offset(self, topic: str, partition: int = ONLY_PARTITION) -> int:
@@ -46,8 +45,6 @@ class Outputs:
         """Append keys and values to the journal; return the values with their offsets."""
         numbered = list(enumerate((value for _, value in records), start=self.journal_end))
         self.journal_end += len(numbered)
-        if self.state is not None:
-            self.state.append_journal(numbered)
         if self.tap is not None:
             now = self.time if time is None else time
             for (offset, value), (key, _) in zip(numbered, records, strict=True):
@@ -55,35 +52,22 @@ class Outputs:
         return numbered
 
     def add_emits(self, emits: Emits, partition: int = ONLY_PARTITION) -> None:
-        """Add what came of a batch besides the journal: changed sessions, decisions, dead letters."""
-        if self.state is not None:
-            self.state.change_sessions(emits.changelog)
+        """Add the decisions and dead letters of a batch."""
         if self.tap is not None:
             for key, value in emits.decisions:
-                self._emit(self.topics.decisions, key, value, partition)
+                self.emit(self.topics.decisions, key, value, partition)
             for letter in emits.dead_letters:
-                self._emit(self.topics.dead_letters, letter.key, letter.value, headers=letter.headers)
+                self.emit(self.topics.dead_letters, letter.key, letter.value, headers=letter.headers)
 
     def add_episode(self, episode: Episode, value: bytes) -> None:
         """Add a closed window and its record."""
-        self._emit(self.topics.episodes, b"%d" % episode.version, value)
+        self.emit(self.topics.episodes, b"%d" % episode.version, value)
 
-    def add_version(self, parameters: Parameters, value: bytes, known: Sequence[Parameters]) -> None:
-        """Add a version and its record; `known` are the last versions, with this one."""
-        self._emit(self.topics.parameters, version_key(parameters.version), value)
-        if self.state is not None:
-            self.state.put_parameters(parameters, value, kept=KEPT)
-            self.state.keep_history(known)
+    def add_version(self, parameters: Parameters, value: bytes) -> None:
+        """Add a version and its record."""
+        self.emit(self.topics.parameters, version_key(parameters.version), value)
 
-    def add_tags(self, tags: Sequence[tuple[int, Tag]]) -> list[tuple[int, Tag, str]]:
-        """Give versions their names; return the orders that are refused, with their offsets and the reason."""
-        return [
-            (offset, tag, f"version {tag.version} is not kept")
-            for offset, tag in tags
-            if self.state is not None and not self.state.tag(tag)
-        ]
-
-    def _emit(
+    def emit(
         self,
         topic: str,
         key: bytes | None,
@@ -91,5 +75,6 @@ class Outputs:
         partition: int = ONLY_PARTITION,
         headers: Headers = (),
     ) -> None:
+        """Add a record at the next offset of its partition."""
         if self.tap is not None:
             self.tap(Record(topic, partition, self.next_offset(topic, partition), self.time, key, value), headers)

@@ -1,9 +1,7 @@
 """The whole topology in one process, synchronously, without a broker.
 
 Bytes go in (`send`), `pump` runs them through the same processors as on Kafka and returns decisions, `advance` sets the
-time, so that windows close and versions appear. With a state folder, sessions, journal and parameters survive the
-process, also a `kill -9`. The effects of a step are stored before its decisions are returned: a caller without an
-answer sends again, and nothing counts twice.
+time, so that windows close and versions appear. Everything is in memory; a `tap` receives every record.
 """
 
 from __future__ import annotations
@@ -14,10 +12,8 @@ from typing import Protocol
 from zlib import crc32
 
 from worker.embedded.outputs import Outputs, Tap
-from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.secret import Secret
-from worker.stream.catalogue import Refusal
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import Episode, Order, Progress
@@ -48,7 +44,7 @@ class Observer(Protocol):
 
 
 class Embedded:
-    """Runs the topology in this process; a `state` folder keeps everything across restarts.
+    """Runs the topology in this process.
 
     Arrivals and clicks have `partitions` partitions; the result does not depend on their number. Sessions beyond
     `max_open_sessions` are answered without being remembered; by default there is no bound. `first` is version 0 where
@@ -64,7 +60,6 @@ class Embedded:
         topics: Topics | None = None,
         limits: Limits | None = None,
         secret: Secret | None = None,
-        state: StateFolder | None = None,
         observers: Sequence[Observer] = (),
         tap: Tap | None = None,
         max_open_sessions: int | None = None,
@@ -74,15 +69,11 @@ class Embedded:
             raise InputError(f"there must be at least one partition, not {partitions}")
         self.topics = topics or Topics()
         self.tally = Tally()
-        self._state = state
-        self._outputs = Outputs(self.topics, state, tap)
+        self._outputs = Outputs(self.topics, tap)
         self._observers = observers
         self._inboxes: list[list[Record]] = [[] for _ in range(partitions)]
-        history = [decode_parameters(value) for value in state.parameters()] if state else []
-        self.learner = Learner(settings, arms, history, first=first)
-        self.versions = Versions(history[0] if history else self.learner.current)
-        for parameters in history[1:]:
-            self.versions.learn(parameters)
+        self.learner = Learner(settings, arms, first=first)
+        self.versions = Versions(self.learner.current)
         room = SessionRoom(max_open_sessions)
         self.tasks = [
             Serving(
@@ -91,29 +82,14 @@ class Embedded:
                 topics=self.topics,
                 limits=limits,
                 secret=secret,
-                keep_changelog=state is not None,
+                keep_changelog=False,
                 room=room,
             )
             for partition in range(partitions)
         ]
         self._latest = 0  # the latest time given to `send`
         self._unread: list[tuple[int, bytes]] = []  # journal records that the learner has not handled
-        if state is not None:
-            self._resume(state)
         self._publish(self.learner.begin().versions)
-        self._commit()
-
-    def _resume(self, state: StateFolder) -> None:
-        parts: list[list[Record]] = [[] for _ in self.tasks]
-        for key, value in state.sessions():
-            partition = self.partition_of(key)
-            parts[partition].append(Record(self.topics.changelog, partition, -1, -1, key, value))
-        for task, part in zip(self.tasks, parts, strict=True):
-            self.tally.add(task.restore(part))
-        self._outputs.time = int(state.meta("time") or b"0")
-        self.learner.check_start(*state.journal_bounds())
-        self._unread.extend(state.journal(self.learner.resume_offset))
-        self._learn()
 
     @property
     def time(self) -> int:
@@ -138,9 +114,7 @@ class Embedded:
     def order(self, event: Order) -> Outcome:
         """Write an order to the journal, let the learner execute it, and return the outcome."""
         self._journal([(None, encode_journal(event))])
-        outcome = self._learn()
-        self._commit()
-        return outcome
+        return self._learn()
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -155,22 +129,16 @@ class Embedded:
         if any(self._inboxes):
             raise InputError("call pump before advance: records are waiting")
         self._outputs.time = max(self.time, now)
-        # A state folder may have been written with more partitions. The others are empty, and must not delay windows.
-        count = max(len(self.tasks), self.learner.watermark.partitions)
-        opened = [*(task.opened for task in self.tasks), *(None for _ in range(count - len(self.tasks)))]
         progress = [
-            Progress(partition=partition, partitions=count, time=self.time, opened=counts)
-            for partition, counts in enumerate(opened)
+            Progress(partition=partition, partitions=len(self.tasks), time=self.time, opened=task.opened)
+            for partition, task in enumerate(self.tasks)
         ]
         self._journal([(None, encode_journal(one)) for one in progress])
         for task in self.tasks:
             task.acknowledged(self.time)
         if due := [partition for partition, task in enumerate(self.tasks) if task.has_due]:
             self._step(dict.fromkeys(due, ()))
-        if self._state:
-            self._state.set_meta("time", b"%d" % self.time)
         self._learn()
-        self._commit()
 
     def _step(self, poll: Mapping[int, Sequence[Record]]) -> list[tuple[bytes, bytes]]:
         """Handle records by partition, all partitions together; return the decisions."""
@@ -181,7 +149,6 @@ class Embedded:
             self._journal(emits.journal)
             self._outputs.add_emits(emits, partition)
         self._learn()  # now, while the records are in the CPU cache
-        self._commit()
         self.tally.add(handled[0].tally)
         for observer in self._observers:
             observer.batches(handled, sum(map(len, poll.values())), seconds)
@@ -203,18 +170,12 @@ class Embedded:
             for observer in self._observers:
                 observer.episode(episode)
         self._publish(outcome.versions)
-        for _, tag, reason in self._outputs.add_tags(outcome.tags):
-            outcome.refusals.append(Refusal(order=tag, reason=reason))
         return outcome
 
     def _publish(self, versions: Iterable[Parameters]) -> None:
         for parameters in versions:
             value = encode_parameters(parameters)
             self.versions.learn(decode_parameters(value))
-            self._outputs.add_version(parameters, value, self.versions.history)
+            self._outputs.add_version(parameters, value)
             for observer in self._observers:
                 observer.version(parameters)
-
-    def _commit(self) -> None:
-        if self._state:
-            self._state.commit()

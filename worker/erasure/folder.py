@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from worker.embedded.state import StateFolder, StateView
 from worker.erasure.person import Person, Place, in_logs
 from worker.errors import InputError
 from worker.logs.findings import Stage
 from worker.serve.control import StateFolderControl
 from worker.serve.recording import PART, recorded
+from worker.serve.state import StateFolder, StateView
 from worker.stream.decoding import decode_journal
 from worker.stream.events import Opened
 from worker.stream.history import HOUR

@@ -1,8 +1,7 @@
 """Orders for a state folder, and its versions, which are read from the folder also while it is served.
 
 A running `adcascade serve` takes orders through a socket in its folder. A command sends an order as a line of JSON, as
-in the journal, and gets a line: the version after it, or what went wrong. The folder of `adcascade demo`, which no
-process uses, takes an order immediately.
+in the journal, and gets a line: the version after it, or what went wrong.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from typing import Final
 
 import msgspec
 
-from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder, StateView
 from worker.errors import AdcascadeError, FailedError, InputError
 from worker.serve.runner import ServeRunner
-from worker.serve.store import RUNNER
+from worker.serve.state import StateView
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.encoding import encode_journal
 from worker.stream.events import FeedbackFact, Opened, Order, Progress
@@ -157,21 +154,11 @@ class StateFolderControl:
 
     def order(self, event: Order) -> Parameters:
         """Execute an order and return the version after it; raise `FailedError` if the learner refuses it."""
-        with StateView(self.folder) as state:
-            is_served = state.meta(RUNNER) is not None  # or was, before it was taken to Kafka
-        if is_served:
-            reply = self._ask(encode_journal(event))
-            if reply.error:
-                raise FailedError(reply.error)
-            newest = self.history()
-            return next((one for one in newest if one.version == reply.version), newest[-1])
+        reply = self._ask(encode_journal(event))
+        if reply.error:
+            raise FailedError(reply.error)
         newest = self.history()
-        with StateFolder(self.folder, create=False) as folder:
-            outcome = Embedded(newest[-1].settings, newest[-1].arms, state=folder).order(event)
-        for refusal in outcome.refusals:
-            if refusal.order == event:
-                raise FailedError(f"refused: {refusal.reason}")
-        return self.history()[-1]
+        return next((one for one in newest if one.version == reply.version), newest[-1])
 
     def _ask(self, order: bytes) -> Reply:
         with socket.socket(socket.AF_UNIX) as connection, _short_path(Path(self.folder)) as path:

@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-from worker.embedded.state import StateView
 from worker.runtime.child import report
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
 from worker.runtime.settings import ProcessSettings
 from worker.serve.settings import ServeSettings
+from worker.serve.state import StateView
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import decode_parameters
 from worker.stream.version_records import encode_parameters

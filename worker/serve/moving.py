@@ -19,7 +19,6 @@ from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from worker.embedded.state import StateFolder
 from worker.errors import AdcascadeError, FailedError, InputError
 from worker.kafka.clients import (
     END,
@@ -32,7 +31,8 @@ from worker.kafka.clients import (
 )
 from worker.kafka.connection import Connection
 from worker.serve.recording import complete
-from worker.serve.store import MOVED, RUNNER, SERVE
+from worker.serve.state import StateFolder
+from worker.serve.store import MOVED, check_not_moved
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import ONLY_PARTITION, Topics, murmur2_partition
 from worker.stream.version_records import encode_parameters
@@ -52,17 +52,16 @@ class Moved:
 def move(folder: Path, connection: Connection, topics: Topics) -> Moved:
     """Take a state folder to topics that are new; nothing serves it meanwhile."""
     with StateFolder(folder, create=False, durable=True) as state:
-        runner = state.meta(RUNNER)
-        if runner == MOVED:
-            raise InputError(f"{folder} was taken to Kafka before")
-        if runner != SERVE:
-            raise InputError(f"{folder} does not hold the state of `adcascade serve`")
-        newest = decode_parameters(state.parameters()[-1])
+        check_not_moved(state)
+        versions = state.parameters()
+        if not versions:
+            raise InputError(f"{folder} holds no parameters yet")
+        newest = decode_parameters(versions[-1])
         with readable_errors(connection):
             moved = _write(state, newest, connection, topics)
         with suppress(AdcascadeError):  # a log that was moved or compressed is not needed for this
             complete(state)
-        state.set_meta(RUNNER, MOVED)
+        state.set_meta(MOVED, b"")
         state.commit()
     return moved
 

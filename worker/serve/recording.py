@@ -27,9 +27,9 @@ from typing import Final
 
 import msgspec
 
-from worker.embedded.state import StateFolder, StateView
 from worker.errors import FailedError, InputError
 from worker.logs.format import Headers, encode_line
+from worker.serve.state import StateFolder, StateView
 from worker.stream.topology import Record
 
 #: Name in the state folder.

@@ -8,7 +8,6 @@ import signal
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
-from worker.embedded.state import StateFolder
 from worker.errors import AdcascadeError, FailedError
 from worker.http.server import http_server
 from worker.metrics import Metrics
@@ -17,7 +16,8 @@ from worker.runtime.learner_process import LearnerProcess, LearnerStatus, count_
 from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner
 from worker.serve.settings import ServeSettings
-from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
+from worker.serve.state import StateFolder
+from worker.serve.store import Lesson, ServeStore, Version, check_not_moved, first_version
 from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.slates import prepared
@@ -36,7 +36,7 @@ _WATCH_INTERVAL: Final = 2.0
 def run_server(settings: ServeSettings) -> int:
     """Serve until SIGTERM or SIGINT; raise `FailedError` or `InputError` if that is not possible."""
     with StateFolder(settings.folder, durable=settings.sync, keep=settings.keep) as state:
-        check_runner(state)
+        check_not_moved(state)
         history = [decode_parameters(value) for value in state.parameters()]
         if not history:
             _, first = settings.configured(())

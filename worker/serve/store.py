@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from worker.embedded.outputs import Outputs
-from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.serve.recording import Recording, forget
+from worker.serve.state import StateFolder
 from worker.stream.events import Episode, Tag
 from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
@@ -28,9 +28,7 @@ from worker.stream.versions import KEPT, version_key
 #: The names that logs have.
 TOPICS: Final = Topics()
 #: Names in the state folder.
-RUNNER: Final = "runner"
-SERVE: Final = b"serve"
-MOVED: Final = b"moved"
+MOVED: Final = "moved"
 _POSITION: Final = "serve"
 
 
@@ -70,23 +68,20 @@ class Lesson(NamedTuple):
     tags: Sequence[tuple[int, Tag]] = ()
 
 
-def check_runner(state: StateFolder) -> None:
-    """Raise `InputError` unless the folder is new, or that of a server."""
-    runner = state.meta(RUNNER)
-    if runner == MOVED:
+def check_not_moved(state: StateFolder) -> None:
+    """Raise `InputError` if the folder was taken to Kafka."""
+    if state.meta(MOVED) is not None:
         raise InputError(f"{state.path} was taken to Kafka (adcascade topics import), and goes on there")
-    if runner != SERVE and state.parameters():
-        raise InputError(f"{state.path} does not hold the state of `adcascade serve`; choose another folder")
 
 
 class ServeStore(Outputs):
     """The state folder of a server, and its log if there is a `record`; `keep` as for `Recording`."""
 
-    state: StateFolder
-
     def __init__(self, state: StateFolder, record: Path | None = None, *, keep: int = 0) -> None:
         self._log = None if record is None else Recording(record, state, keep=keep)
-        super().__init__(TOPICS, state, None if self._log is None else self._log.add)
+        super().__init__(TOPICS, None if self._log is None else self._log.add)
+        self.state = state
+        self.journal_end = state.journal_bounds()[1]
         stored = msgspec.json.decode(state.meta(_POSITION) or b"{}", type=StorePosition)
         self.time, self.progress, self.closed = stored.time, stored.progress, stored.closed
         self.offsets.update({(topic, ONLY_PARTITION): offset for topic, offset in stored.offsets.items()})
@@ -103,7 +98,7 @@ class ServeStore(Outputs):
         for value in self.state.parameters():
             place = msgspec.json.decode(value, type=_Place)  # of eight large versions, while requests wait
             needed = place.resume_offset
-            self._emit(TOPICS.parameters, version_key(place.version), value)
+            self.emit(TOPICS.parameters, version_key(place.version), value)
         for offset, value in self.state.journal(needed):
             log.add(Record(TOPICS.journal, ONLY_PARTITION, offset, self.time, None, value))
 
@@ -115,7 +110,16 @@ class ServeStore(Outputs):
             for record in records:
                 self._log.add(record)
         self.add_journal(emits.journal)
+        self.state.change_sessions(emits.changelog)
         self.add_emits(emits)
+
+    def add_journal(
+        self, records: Sequence[tuple[bytes | None, bytes]], *, time: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        """Append keys and values to the journal; return the values with their offsets."""
+        numbered = super().add_journal(records, time=time)
+        self.state.append_journal(numbered)
+        return numbered
 
     def add_lesson(self, lesson: Lesson, known: Sequence[Parameters]) -> list[tuple[int, str]]:
         """Add what was learned, given the versions that are known; return the orders that are refused, by offset."""
@@ -124,9 +128,13 @@ class ServeStore(Outputs):
                 self.closed = episode.window_end
                 self.add_episode(episode, value)
         for parameters, _, value in lesson.versions:
+            self.add_version(parameters, value)
+            self.state.put_parameters(parameters, value, kept=KEPT)
             known = [*known, parameters]
-            self.add_version(parameters, value, known)
-        return [(offset, reason) for offset, _, reason in self.add_tags(lesson.tags)]
+            self.state.keep_history(known)
+        return [
+            (offset, f"version {tag.version} is not kept") for offset, tag in lesson.tags if not self.state.tag(tag)
+        ]
 
     def prepare(self) -> None:
         """Add the position and the lines of the log, as the last part of the transaction."""
@@ -159,7 +167,6 @@ class ServeStore(Outputs):
 
 
 def first_version(state: StateFolder, parameters: Parameters) -> None:
-    """Make a new folder that of a server, with version 0, so that there is an answer before the learner runs."""
-    state.set_meta(RUNNER, SERVE)
+    """Keep version 0 in a new folder, so that there is an answer before the learner runs."""
     state.put_parameters(parameters, encode_parameters(parameters), kept=KEPT)
     state.commit()

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.simulation.world import Bools, Environment, first_clicks
+from worker.simulation.world import Bools, Environment
 from worker.stream.decoding import LARGEST_NUMBER, Limits
 from worker.stream.encoding import encode_arrival, encode_feedback
 from worker.stream.events import DEAD_LETTER_REASONS, Arrival, Decision, Feedback, Reason
@@ -211,15 +211,6 @@ class Users:
         records.sort(key=lambda record: record.time)
         return records
 
-    def resent(self, since: int, now: int) -> list[Sent]:
-        """Return the arrivals of all users since a time, sent again: so clients recover a lost decision."""
-        return [
-            self._arrival(period, index)._replace(time=now)
-            for period in range(max(0, self.period_of(since)), self.period_of(now) + 1)
-            for index, arrived_at in enumerate(self.cohort(period).arrived_at)
-            if since < arrived_at <= now
-        ]
-
     def _arrival(self, period: int, index: int) -> Sent:
         cohort, session_id = self.cohort(period), self.session_id(period, index)
         time, context = cohort.arrived_at[index], tuple(cohort.contexts[index].tolist())
@@ -283,7 +274,7 @@ class Users:
             return None
         return int(period), int(index)
 
-    # ── outcomes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── slates ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def arm_indices(self, slate: Sequence[str]) -> list[int]:
         """Return the arms of a slate as H indices: K for an unknown arm, NO_ARM after the end of the slate."""
@@ -296,13 +287,6 @@ class Users:
         users = [index for index, session in enumerate(sessions) if session in served]
         slates = [self.arm_indices(served[sessions[index]]) for index in users]
         return np.array(users, dtype=np.intp), np.array(slates, dtype=np.intp).reshape(len(users), self.horizon)
-
-    def outcomes(self, period: int, users: Ints, slates: Ints) -> tuple[Ints, Ints]:
-        """Return `first_clicks` of users (m,) on slates (m, H), the same as `answer` gives step by step."""
-        cohort = self.cohort(period)
-        clicks = cohort.needs[users] < cohort.odds[users[:, None], slates]  # NO_ARM is the last column: −inf
-        stays = cohort.stays[users] & (clicks | (cohort.tempers[users] < self._stay[slates])) & (slates != NO_ARM)
-        return first_clicks(clicks, np.logical_and.accumulate(stays, axis=1))
 
 
 def _twice(record: Sent, transit: int, copy: int) -> list[Sent]:

@@ -7,9 +7,9 @@ clicks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
@@ -20,7 +20,8 @@ from worker.simulation.world import Environment
 T = TypeVar("T")
 
 
-class Worth(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
     """The expected revenue of some sessions: `oracle` with the best slates, `served` with the slates they got."""
 
     sessions: int = 0

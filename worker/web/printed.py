@@ -18,7 +18,7 @@ section p { margin: .25rem 0; break-after: avoid; }
 .loud { border: 3px solid #b00020; color: #b00020; font-weight: bold; padding: .5rem .75rem; }
 .good { color: #1b6e3c; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-tr, pre, svg { break-inside: avoid; }
+tr, pre, svg, img { break-inside: avoid; }
 th, td { text-align: right; padding: .22rem .4rem; border-bottom: 1px solid var(--line); font-weight: 400; }
 th { font-size: .85rem; vertical-align: top; }
 th:first-child, td:first-child, .facts td { text-align: left; overflow-wrap: anywhere; }
@@ -26,7 +26,7 @@ th:first-child, td:first-child { padding-left: 0; width: 17%; }
 th:last-child { text-align: left; }
 .bar { width: 13%; padding-right: 0; }
 .bar svg { height: .8rem; fill: var(--a); }
-svg { display: block; width: 100%; }
+svg, img { display: block; width: 100%; }
 section svg { max-width: 46rem; margin: .5rem 0; font: 12px system-ui, sans-serif; fill: var(--ink); }
 pre { font-size: .75rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 dt { float: left; clear: left; font-weight: 600; }

@@ -17,11 +17,11 @@ from typing import Literal
 
 from worker.cli.options.brokers import connection
 from worker.console import progress
-from worker.embedded.state import StateView
 from worker.errors import InputError
 from worker.logs.findings import Findings
 from worker.logs.format import NO_TIMESTAMP, LogWriter
 from worker.logs.ordered import OrderedLog, about, read_log
+from worker.serve.state import StateView
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 

@@ -33,7 +33,7 @@ LearnerControl: TypeAlias = "StateFolderControl | KafkaControl"
 #: A deployment to read from.
 PLACE = grouped(
     "target",
-    Option("state", "state folder of `adcascade serve` or of `adcascade demo --state`", metavar="DIR"),
+    Option("state", "state folder of `adcascade serve`", metavar="DIR"),
     replace(BROKER, default=None, help="bootstrap brokers of running workers, host:port[,…], without --state"),
     PREFIX,
 )
@@ -60,7 +60,7 @@ def action(
     command: str, name: str, run: Callable[[argparse.Namespace], None], example: str, *options: Option
 ) -> CommandSpec:
     """Return an action of a command that has a target; its summary is the docstring of `run`."""
-    example = " ".join(["adcascade", command, name, *([example] if example else []), "--state demo-state"])
+    example = " ".join(["adcascade", command, name, *([example] if example else []), "--state adcascade-state"])
     summary = inspect.cleandoc(run.__doc__ or "")
     return CommandSpec(name=name, summary=summary, examples=(example,), options=(*options, *TARGET), run=run)
 

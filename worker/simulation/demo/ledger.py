@@ -6,27 +6,21 @@ Who gets which ad is counted by a few kinds of users.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
-from worker.embedded.state import StateFolder
 from worker.metrics.history import exploration_share
 from worker.simulation.users import Users
 from worker.simulation.world import Bools, Environment, true_heads
-from worker.simulation.worth import Valuer, Worth
-from worker.stream.decoding import Rejected, decode_journal
-from worker.stream.events import Episode, Opened
-from worker.stream.parameters import Parameters, decode_parameters
+from worker.simulation.worth import Valuer, Worth, together
+from worker.stream.events import Episode
+from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits
 
 MOST_FEATURES = 5  # by which users are grouped
-
-#: Sessions by kind of user and arm: of each kind, the sessions with each arm in their slate.
-ByKind: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Kinds:
@@ -61,70 +55,31 @@ class Kinds:
         return np.asarray(2 * strongest + (values[np.arange(len(values)), strongest] < 0), dtype=np.intp)
 
 
-class Score(Worth, frozen=True, kw_only=True):
-    """The worth of a period's sessions, the revenue `earned` by their clicks, and counts of displays by position.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """The account of a closed window.
 
-    `kinds` are the sessions of each kind of user, `shown` and `best` those with each arm in their slate, as served and
-    as the oracle has it. `wanted` is the number of arms in the oracle's slates, `right` how many of them were served.
+    allowed : the expected number Σ M/N of sessions that its versions let explore
+    kinds : (kinds,), the sessions of each kind of user
+    shown, best : (kinds, K), those with each arm in their slate, as served and as the oracle has it
+    right : the arms in the oracle's slates that were served
     """
-
-    earned: float
-    answered: tuple[int, ...]
-    clicked: tuple[int, ...]
-    kinds: tuple[int, ...]
-    shown: ByKind
-    best: ByKind
-    wanted: int
-    right: int
-
-
-def score(users: Users, valuer: Valuer, kinds: Kinds, period: int, served: Mapping[str, tuple[str, ...]]) -> Score:
-    """Score the users of a period by the slates that were served to them, by session id."""
-    indices, slates = users.slates(period, served)
-    contexts = users.cohort(period).contexts[indices]
-    worth = valuer.worth(contexts, slates)
-    kind, arms = kinds.of(contexts), len(valuer.rewards) - 1
-    shown, best = _members(slates, arms), _members(valuer.best_slates(contexts), arms)
-    clicked, answered = users.outcomes(period, indices, slates)
-    buyers = np.flatnonzero(clicked >= 0)
-    return Score(
-        **msgspec.structs.asdict(worth),
-        earned=float(valuer.rewards[slates[buyers, clicked[buyers]]].sum()),
-        answered=tuple(int((answered > h).sum()) for h in range(users.horizon)),
-        clicked=tuple(np.bincount(clicked[buyers], minlength=users.horizon).tolist()),
-        kinds=tuple(np.bincount(kind, minlength=len(kinds.names)).tolist()),
-        shown=_by_kind(shown, kind, len(kinds.names)),
-        best=_by_kind(best, kind, len(kinds.names)),
-        wanted=int(best.sum()),
-        right=int((shown & best).sum()),
-    )
-
-
-def _members(slates: Ints, arms: int) -> Bools:
-    """Return whether each arm is in each slate: (n, H) → (n, K)."""
-    members = np.zeros((len(slates), arms + 1), dtype=np.bool_)
-    members[np.arange(len(slates))[:, None], slates] = True
-    return members[:, :arms]  # the last column is of unknown arms, and of NO_ARM
-
-
-def _by_kind(members: Bools, kind: Ints, kinds: int) -> ByKind:
-    counts = np.zeros((kinds, members.shape[1]), dtype=np.intp)
-    np.add.at(counts, kind, members)
-    return tuple(map(tuple, counts.tolist()))
-
-
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed window; `allowed` is the expected number Σ M/N of sessions that its versions let explore."""
 
     index: int
     episode: Episode
-    score: Score
+    worth: Worth
     allowed: float
+    kinds: Ints
+    shown: Ints
+    best: Ints
+    right: int
 
 
-class Totals(Worth, frozen=True, kw_only=True):
-    """Sums over some windows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over some windows; `wanted` is the number of arms in the oracle's slates, `right` how many were served."""
 
+    worth: Worth
     clicks: int
     earned: float
     explored: float
@@ -140,7 +95,7 @@ class Totals(Worth, frozen=True, kw_only=True):
     @property
     def earned_share(self) -> float:
         """The revenue earned as a share of the oracle's; includes luck and silent users. 1 if the oracle's is 0."""
-        return self.earned / self.oracle if self.oracle else 1.0
+        return self.earned / self.worth.oracle if self.worth.oracle else 1.0
 
     @property
     def explored_ratio(self) -> float:
@@ -151,28 +106,23 @@ class Totals(Worth, frozen=True, kw_only=True):
 def totals(rows: Sequence[Row]) -> Totals:
     """Add up windows."""
     return Totals(
-        sessions=sum(row.score.sessions for row in rows),
+        worth=together(row.worth for row in rows),
         clicks=sum(row.episode.clicks for row in rows),
-        oracle=math.fsum(row.score.oracle for row in rows),
-        served=math.fsum(row.score.served for row in rows),
         earned=math.fsum(row.episode.reward for row in rows),
         explored=math.fsum(row.episode.explored for row in rows),
         allowed=math.fsum(row.allowed for row in rows),
-        wanted=sum(row.score.wanted for row in rows),
-        right=sum(row.score.right for row in rows),
+        wanted=sum(int(row.best.sum()) for row in rows),
+        right=sum(row.right for row in rows),
     )
 
 
 class Ledger:
-    """Keeps the accounts; an `Observer` of the runner.
+    """Keeps the accounts; an `Observer` of the runner."""
 
-    With a state folder, an account is stored in the transaction that closes its window.
-    """
-
-    def __init__(self, users: Users, valuer: Valuer, *, state: StateFolder | None = None) -> None:
+    def __init__(self, users: Users, valuer: Valuer) -> None:
         self.rows: list[Row] = []
-        self._users, self._valuer, self._state = users, valuer, state
         self.kinds = Kinds(users.world)
+        self._users, self._valuer = users, valuer
         self._served: dict[int, dict[str, tuple[tuple[str, ...], int]]] = {}  # period → session → slate, version
         self._shares: dict[int, float] = {}  # version → share of the sessions that may explore
 
@@ -197,34 +147,36 @@ class Ledger:
         return first
 
     def episode(self, episode: Episode) -> None:
-        """Add the account of a closed window, unless there is one: after a restart the learner may repeat it."""
+        """Add the account of a closed window."""
         index = self._users.period_of(episode.window_start)
-        if self.rows and index <= self.rows[-1].index:
-            return
         served = self._served.pop(index, {})
-        slates = {session: slate for session, (slate, _) in served.items()}
-        row = Row(
-            index=index,
-            episode=episode,
-            score=score(self._users, self._valuer, self.kinds, index, slates),
-            allowed=math.fsum(self._shares.get(version, 0.0) for _, version in served.values()),
+        users, slates = self._users.slates(index, {session: slate for session, (slate, _) in served.items()})
+        contexts = self._users.cohort(index).contexts[users]
+        kind, arms = self.kinds.of(contexts), len(self._users.arms)
+        shown, best = _members(slates, arms), _members(self._valuer.best_slates(contexts), arms)
+        self.rows.append(
+            Row(
+                index=index,
+                episode=episode,
+                worth=self._valuer.worth(contexts, slates),
+                allowed=math.fsum(self._shares.get(version, 0.0) for _, version in served.values()),
+                kinds=np.bincount(kind, minlength=len(self.kinds.names)),
+                shown=self._by_kind(shown, kind),
+                best=self._by_kind(best, kind),
+                right=int((shown & best).sum()),
+            )
         )
-        self.rows.append(row)
         self._users.expire(episode.window_end)
-        if self._state:
-            self._state.set_meta(f"demo.row.{index}", msgspec.json.encode(row))
 
-    def restore(self, state: StateFolder, until: int) -> None:
-        """Read the accounts of windows before `until`, and the slates of sessions in windows still open."""
-        stored = (state.meta(f"demo.row.{index}") for index in range(self._users.period_of(until)))
-        self.rows = [msgspec.json.decode(value, type=Row) for value in stored if value is not None]
-        closed = self.rows[-1].index if self.rows else -1
-        for value in state.parameters():
-            self.version(decode_parameters(value))
-        for _, value in state.journal(0):
-            try:
-                event = decode_journal(value)
-            except Rejected:
-                continue
-            if isinstance(event, Opened) and self._users.period_of(event.arrived_at) > closed:
-                self.served(event.session_id, event.slate, event.parameters_version)
+    def _by_kind(self, members: Bools, kind: Ints) -> Ints:
+        """Count the slates with each arm, by the kinds of their users: (n, K), (n,) → (kinds, K)."""
+        counts = np.zeros((len(self.kinds.names), members.shape[1]), dtype=np.intp)
+        np.add.at(counts, kind, members)
+        return counts
+
+
+def _members(slates: Ints, arms: int) -> Bools:
+    """Return whether each arm is in each slate: (n, H) → (n, K)."""
+    members = np.zeros((len(slates), arms + 1), dtype=np.bool_)
+    members[np.arange(len(slates))[:, None], slates] = True
+    return members[:, :arms]  # the last column is of unknown arms, and of NO_ARM

@@ -2,8 +2,8 @@
 
 Rules that hold in this file:
 
-- One process writes, in transactions: one for each step of the embedded runner, or each batch of `adcascade serve`.
-  After a `kill -9` the folder holds all of a step or nothing of it.
+- One process writes, in transactions: one for each batch of `adcascade serve`. After a `kill -9` the folder holds all
+  of a batch or nothing of it.
 - The folder itself is locked by the process that writes. The lock ends with the process.
 - Others read while it writes, in snapshots (WAL mode): the learner of `serve`, and commands.
 """
@@ -34,6 +34,7 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
 FORMAT: Final = b"2"
 FILE: Final = "state.sqlite3"
+NO_STATE: Final = "{} holds no state; `adcascade serve --state DIR` creates one"
 #: Names of marks: where the journal begins that the first version of an hour needs, which the history has for a week.
 _MARK: Final = "mark/"
 #: Records of the journal that a version deletes, besides twice as many as were appended: answers wait meanwhile.
@@ -51,7 +52,7 @@ class StateView:
         self.path = Path(path)
         self._closing = ExitStack()
         if not (self.path / FILE).exists():
-            raise InputError(f"{self.path} holds no state; `adcascade demo` and `adcascade serve` create one (--state)")
+            raise InputError(NO_STATE.format(self.path))
         with self._opening():
             self._db.execute("PRAGMA query_only=1")
             self._check_format()
@@ -147,7 +148,7 @@ class StateFolder(StateView):
         self._appended = 0
         self.durable = durable
         if not create and not (self.path / FILE).exists():
-            raise InputError(f"{self.path} holds no state; `adcascade demo --state {self.path}` creates one")
+            raise InputError(NO_STATE.format(self.path))
         self._closing = ExitStack()
         self._closing.callback(os.close, _locked(self.path))
         with self._opening():
