@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.client.fake import FakeTransport, decision
-from tests.mock_cluster import MockCluster
 from tests.programs import until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
@@ -22,10 +20,10 @@ from worker.gateway.model import PublishedModel
 from worker.gateway.run import GATEWAY_CATALOGUE, GatewayMetrics
 from worker.gateway.service import KafkaAdService
 from worker.http.service import AdRequest, Answer, UnavailableError
-from worker.kafka.connection import Connection
+from worker.kafka.parameters import received
 from worker.stream.accounts import NOTHING, Accounts, Sums
 from worker.stream.decoding import Limits, Rejected
-from worker.stream.topology import Topics
+from worker.stream.topology import Record, Topics
 from worker.stream.version_records import encode_parameters
 
 SLATE = ("cap", "shoe", "coat")
@@ -40,7 +38,7 @@ class Gateway:
         self.exchange = Exchange(
             transport, **{"most_in_flight": 100, "remember": 100, "seconds": 60, **settings}, others=True
         )
-        self.model = PublishedModel(Connection(servers=("127.0.0.1:1",)), Topics(), lambda _: None)
+        self.model = PublishedModel(lambda _: None)
         self.now = NOW
         self.service = KafkaAdService(self.exchange, self.model, Limits(), clock=lambda: self.now)
 
@@ -297,22 +295,17 @@ async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() 
     assert gateway.transport.bodies("clicks")[0]["occurred_at"] == 1_000
 
 
-# ── the published parameters, on a mock cluster ──────────────────────────────────────────────────────────────────────
+# ── the published parameters ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_newer_versions_are_adopted_and_older_ones_and_garbage_are_not() -> None:
+def test_newer_versions_are_adopted_and_older_ones_and_garbage_are_not() -> None:
     first, adopted = parameters(), list[int]()
-    versions = [replace(first, version=first.version + number) for number in range(3)]
-    with closing(MockCluster(Topics().parameters)) as brokers:
-        model = PublishedModel(brokers.connection, Topics(), lambda version: adopted.append(version.version))
-        assert model.version == -1
-        async with model.following():
-            for value in (versions[1], b"no version", versions[0], versions[2]):
-                record = value if isinstance(value, bytes) else encode_parameters(value)
-                await asyncio.to_thread(brokers.write, Topics().parameters, [record])
-            await until(lambda: model.version == versions[2].version)
-    assert adopted == [versions[1].version, versions[2].version]
-    assert not [thread for thread in threading.enumerate() if thread.name == "parameters"]
+    model = PublishedModel(lambda version: adopted.append(version.version))
+    assert model.version == -1
+    versions = [encode_parameters(replace(first, version=number)) for number in (1, 0, 2)]
+    for offset, value in enumerate((versions[0], b"no version", None, *versions[1:])):
+        model.take([received(Record(Topics().parameters, 0, offset, 0, b"0", value))])
+    assert (adopted, model.version) == ([1, 2], 2)
 
 
 # ── readiness and metrics ────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from tests.embedded.traffic import ARMS, START, settings
 from tests.programs import until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, event
 from worker.errors import FailedError, InputError
-from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader
+from worker.kafka.parameters import PublishedParameters, UnfitError
+from worker.kafka.versions import VersionReader
 from worker.metrics import Metrics
 from worker.runtime.settings import ProcessSettings, different
 from worker.runtime.supervision import Pauses
@@ -38,7 +40,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Kafka in memory, in place of librdkafka."""
     made = Cluster.with_topics(TOPICS)
     monkeypatch.setattr("worker.kafka.clients.Consumer", lambda _: FakeConsumer(made))
-    monkeypatch.setattr("worker.kafka.parameters.AdminClient", lambda _: FakeAdmin(made))
+    monkeypatch.setattr("worker.kafka.versions.AdminClient", lambda _: FakeAdmin(made))
     monkeypatch.setattr(VersionReader, "pauses", Pauses(first=0.001, most=0.001))
     return made
 
@@ -51,7 +53,11 @@ def publish(cluster: Cluster, parameters: Parameters) -> None:
 async def reading() -> AsyncIterator[tuple[VersionReader, PublishedParameters, Metrics]]:
     metrics = Metrics()
     published = PublishedParameters(ZERO, [], metrics)
-    reader = VersionReader(NOWHERE, TOPICS, published, metrics.troubles)
+    reader = VersionReader(
+        *(NOWHERE, TOPICS, published.take),
+        prepare=published.prepare,
+        report=partial(metrics.troubles.set, "versions-down"),
+    )
     running = asyncio.create_task(reader.run())
     try:
         yield reader, published, metrics

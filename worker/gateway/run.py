@@ -19,6 +19,7 @@ from worker.http.server import http_server
 from worker.http.settings import HttpSettings
 from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
+from worker.kafka.versions import VersionReader
 from worker.metrics import MetricSpec
 from worker.metrics.exposition import family
 from worker.stream.decoding import Limits
@@ -62,22 +63,22 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     def adopt(parameters: Parameters) -> None:
         exchange.seconds = parameters.settings.grace / 1000 + _LONGER
 
-    model = PublishedModel(connection, topics, adopt)
+    model = PublishedModel(adopt)
     registry = CollectorRegistry(auto_describe=False)
     service = KafkaAdService(exchange, model, settings.limits)
     registry.register(GatewayMetrics(exchange, model, service))
     await exchange.start()
+    following = asyncio.create_task(VersionReader(connection, topics, model.take).run())
     try:
-        async with (
-            model.following(),
-            http_server(service, settings.http, registry=registry) as url,
-        ):
+        async with http_server(service, settings.http, registry=registry) as url:
             brokers = ",".join(connection.servers)
             message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
             log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})
             await stop.wait()
             log.info("the gateway ends")
     finally:
+        following.cancel()
+        await asyncio.wait([following])
         await exchange.transport.stop()
 
 

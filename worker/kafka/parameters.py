@@ -1,44 +1,26 @@
-"""The parameters topic: its versions, of which the last are kept, and those that contradict refused.
-
-A worker reads the topic in a thread, which decodes, checks and prepares versions for serving. A thread is enough:
-decoding takes milliseconds, and factorising gives the interpreter up. The topic is read from its beginning, outside of
-any group: Faust's `GlobalTable` recovers in a loop when several workers run (faust-streaming issue 283).
-"""
+"""The parameters topic: its versions, of which the last are kept, and those that contradict refused."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, TypeVar
-
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from typing import Final
 
 from worker.errors import AdcascadeError, FailedError, InputError, OldVersionError, ParametersError
-from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
-from worker.kafka.connection import Connection, reason_of
+from worker.kafka.clients import TopicReader, partition_counts, readable_errors
+from worker.kafka.connection import Connection
 from worker.metrics import Metrics
-from worker.metrics.troubles import TroubleLog
-from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import check_same_model
 from worker.stream.slates import SlatePlanner, prepared
-from worker.stream.topology import ONLY_PARTITION, Record, Topics
+from worker.stream.topology import Record, Topics
 from worker.stream.versions import KEPT, RoundedError, Versions, check_same, keep, should_publish
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 #: Milliseconds between a version and its record that show two clocks.
 _ANOTHER_TIME: Final = 86_400_000
-#: Seconds that a read waits for the next version; it returns as soon as there is one.
-_WAIT: Final = 1.0
-#: Seconds until the end of the topic is asked for again.
-_RETRY: Final = 0.2
 
 
 def published_versions(connection: Connection, topics: Topics) -> list[Parameters]:
@@ -97,6 +79,22 @@ class Received:
         return self.timestamp if abs(self.timestamp - made_at) < _ANOTHER_TIME else made_at
 
 
+def received(
+    record: Record, prepare: Callable[[Parameters], SlatePlanner | None] = lambda parameters: None
+) -> Received:
+    """Decode a record, in any thread."""
+    parameters = planner = error = None
+    if record.value is not None:
+        try:
+            parameters = decode_parameters(record.value)
+            planner = prepare(parameters)
+        except AdcascadeError as raised:
+            error = raised
+    return Received(
+        offset=record.offset, timestamp=record.timestamp, parameters=parameters, planner=planner, error=error
+    )
+
+
 class PublishedParameters:
     """The published versions, and those that serve.
 
@@ -140,22 +138,12 @@ class PublishedParameters:
 
     def handle(self, records: Iterable[Record]) -> None:
         """Take records of the topic."""
-        self.take(map(self.decode, records))
+        self.take(map(received, records))
 
-    def decode(self, record: Record, *, prepare: bool = False) -> Received:
-        """Decode a record, in any thread; `prepare` the planner of a version that may serve and has none yet."""
-        parameters = planner = error = None
-        if record.value is not None:
-            try:
-                parameters = decode_parameters(record.value)
-                number = parameters.version
-                if prepare and number > self.version - KEPT and self.content(number) is None:
-                    planner = prepared(parameters)
-            except AdcascadeError as raised:
-                error = raised
-        return Received(
-            offset=record.offset, timestamp=record.timestamp, parameters=parameters, planner=planner, error=error
-        )
+    def prepare(self, parameters: Parameters) -> SlatePlanner | None:
+        """Prepare the planner of a version, in any thread, if it may serve and has none yet."""
+        is_wanted = parameters.version > self.version - KEPT and self.content(parameters.version) is None
+        return prepared(parameters) if is_wanted else None
 
     def take(self, versions: Iterable[Received]) -> None:
         """Take records of the topic that are decoded."""
@@ -220,87 +208,3 @@ def _check_kind(new: Parameters, known: Parameters) -> None:
                 f"version {new.version} has {name} {theirs}, version {known.version} has {mine}: "
                 "it is of another model, whose writer needs topics of its own (--prefix)"
             )
-
-
-class VersionReader:
-    """Reads the topic in a thread and keeps the published parameters of a worker up to date.
-
-    Parameters
-    ----------
-    published : takes the versions, in the loop
-    troubles : where `versions-down` is active while the topic cannot be read
-    """
-
-    #: Between a failure and the next try; never long, because a worker that takes partitions over has to wait for it.
-    pauses = Pauses(most=4.0)
-
-    def __init__(
-        self, connection: Connection, topics: Topics, published: PublishedParameters, troubles: TroubleLog
-    ) -> None:
-        self._connection = connection
-        self._place = topics.parameters, ONLY_PARTITION
-        self._published = published
-        self._troubles = troubles
-        self._position = 0
-        self._end: int | None = None  # of the topic, at the last request to catch up; None until it is known
-        self._admin = AdminClient(connection.configuration())
-        self._moved = asyncio.Condition()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="versions")
-
-    @property
-    def ready(self) -> bool:
-        """Whether everything that was there at the last `catch_up` has been read, and at least one version."""
-        return self._end is not None and self._end <= self._position and self._published.version >= 0
-
-    async def catch_up(self) -> None:
-        """Return when everything is read that is in the topic now.
-
-        A worker that takes a partition over has to know the versions that its last owner knew.
-        """
-        self._end = None
-        while self._end is None:
-            try:
-                self._end = await asyncio.to_thread(self._find_end)
-            except KafkaException as error:
-                log.warning("the end of the parameters cannot be read: %s; trying again", reason_of(error))
-                await asyncio.sleep(_RETRY)
-        async with self._moved:
-            await self._moved.wait_for(lambda: self.ready)
-
-    def _find_end(self) -> int:
-        return offsets_of(self._admin, [self._place], END)[self._place]
-
-    async def run(self) -> None:
-        """Read until cancelled; raise `UnfitError` if this worker cannot serve by a version."""
-        try:
-            await keep_running(self._read, self.pauses, self._on_end)
-        finally:
-            self._thread.shutdown(wait=False)
-
-    async def _on_end(self, error: Exception | None, pause: float) -> None:
-        if isinstance(error, AdcascadeError):
-            raise error
-        reason = reason_of(error) if isinstance(error, KafkaException) else repr(error)
-        unexpected = None if isinstance(error, KafkaException) else error
-        log.error("versions are read again in %g s: %s", pause, reason, exc_info=unexpected)
-        self._troubles.set("versions-down", reason)
-        await asyncio.sleep(pause)
-
-    async def _read(self) -> None:
-        reader = await self._do(lambda: TopicReader(self._connection, fetch_wait_max_ms=500))
-        try:
-            reader.read_from({self._place: 0})
-            while True:
-                self._published.take(await self._do(lambda: self._poll(reader)))
-                self._position = reader.positions[self._place]
-                self._troubles.clear("versions-down")
-                async with self._moved:
-                    self._moved.notify_all()
-        finally:
-            await self._do(reader.close)
-
-    async def _do(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-    def _poll(self, reader: TopicReader) -> list[Received]:  # in the thread
-        return [self._published.decode(record_of(message), prepare=True) for message in reader.poll(_WAIT)]

@@ -9,11 +9,12 @@ from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
 from worker.kafka.monitor import WorkerMonitor
-from worker.kafka.parameters import PublishedParameters, VersionReader, published_versions
+from worker.kafka.parameters import PublishedParameters, published_versions
 from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import topics_at_start
+from worker.kafka.versions import VersionReader
 from worker.metrics import CONSUMED, Metrics
 from worker.runtime.interpreter import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.learner_process import LearnerProcess, count_report
@@ -42,7 +43,11 @@ def run_worker(settings: WorkerSettings) -> int:
         log.warning(line)
     metrics = Metrics(CONSUMED)
     parameters = PublishedParameters(first, history, metrics)
-    versions = VersionReader(connection, topics, parameters, metrics.troubles)
+    versions = VersionReader(
+        *(connection, topics, parameters.take),
+        prepare=parameters.prepare,
+        report=partial(metrics.troubles.set, "versions-down"),
+    )
     partitions = Partitions(
         parameters,
         topics,
