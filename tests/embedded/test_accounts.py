@@ -74,15 +74,3 @@ def test_figures_per_ad_equal_a_count_of_the_raw_records_through_orders_and_rest
     assert_equal(newest.accounts.today, raw.count(newest, start=day * DAY), newest)
     modes = [mode for name, fact in raw.opened.items() for mode in fact["modes"][: counted.sessions[name]]]
     assert 0 < total.ads[4].sum() == sum(mode != "exploit" for mode in modes) < len(modes) == total.ads[0].sum()
-
-
-def test_a_sampled_session_stands_for_several() -> None:
-    raw = Raw()
-    runner = Embedded(settings(learn_at_most=15), ARMS, partitions=2, tap=raw)
-    deliver(runner, arrivals(300, seconds=60), live=True)
-    finish(runner)
-    newest = runner.versions.newest
-    total, displays = newest.accounts.total, raw.count(newest).sessions
-    assert len(raw.opened) < total.sessions == len(displays) == 300
-    expected = sum(displays[name] / fact.get("share", 1.0) for name, fact in raw.opened.items())
-    assert total.ads[0].sum() == pytest.approx(expected, rel=1e-9)

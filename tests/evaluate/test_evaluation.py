@@ -16,7 +16,7 @@ from worker.errors import FailedError, InputError
 from worker.evaluate import evaluation as module
 from worker.evaluate.estimators import Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.logged import BEYOND, CONTRADICTS, NO_VERSION, OPEN, UNCERTAIN
+from worker.evaluate.logged import CONTRADICTS, NO_VERSION, OPEN, UNCERTAIN
 from worker.evaluate.planning import Assembled
 from worker.evaluate.targets import Change, align, fold_again
 from worker.logs.findings import Findings
@@ -318,19 +318,3 @@ def test_removed_arms_are_integrated_out(lines: list[Document]) -> None:
     assert aligned.biases[1] == pytest.approx(model.shared[0, 0])
     assert aligned.bias_deviations[1] > np.sqrt(1 / INTERCEPT_PRECISION)
     assert align(model, arms, arms, settings=settings) is model
-
-
-def test_where_a_share_is_journaled_the_other_topics_have_the_rest(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    demo = record(path, policy="aucbbp", learn_at_most=40)
-    assert demo.embedded.tally.unjournaled > 0
-    target, whole = Change(settings={"policy": "greedy"}), lines_of(path)
-    everything = evaluate_log(str(path), target)
-    counted = everything.served.sessions + everything.warmup + sum(everything.left_out.values())
-    assert counted == demo.embedded.tally.opened
-    journaled = of(whole, "journal", "parameters")
-    sample = evaluate_log(write(tmp_path / "journal.jsonl", journaled), target, confidence=SURE)
-    assert sample.left_out[BEYOND] > 0
-    assert any("a share of the sessions only" in note for note in sample.notes)
-    low, high = sample.served.revenue.low, sample.served.revenue.high
-    assert low < everything.served.revenue.estimate < high

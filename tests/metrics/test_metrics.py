@@ -24,7 +24,6 @@ from worker.metrics.history import DURATION_BOUNDS, MOST_MARKS, MOST_WINDOWS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
 from worker.stream.accounts import ROWS, Accounts, Sums
-from worker.stream.chance import Shares
 from worker.stream.events import DEAD_LETTER_REASONS
 from worker.stream.lift import Lift
 from worker.stream.parameters import Parameters
@@ -322,15 +321,3 @@ def test_a_snapshot_does_not_change():
     metrics.episode(an_episode())
     assert (before.now.tally.arrivals, before.windows, before.numbers["episodes_closed_total"]) == (1, (), 0)
     assert before.now.histograms["batch_records"][()].sum == 1
-
-
-def test_the_shares_of_learning_and_the_sessions_on_both_sides_are_shown():
-    metrics = Metrics()
-    metrics.batch(Emits(tally=Tally(arrivals=10, opened=10, unjournaled=7)), records=10, seconds=0.001)
-    first = Parameters.first(LearningSettings(dim=1), (Arm(arm="a", reward=1.0),))
-    metrics.version(replace(first, shares=Shares(1.0, 0.25)))
-    value = metrics.registry.get_sample_value
-    assert value("adcascade_journaled_sessions_total", {"journaled": "yes"}) == 3
-    assert value("adcascade_journaled_sessions_total", {"journaled": "no"}) == 7
-    assert value("adcascade_learn_share", {"sessions": "exploring"}) == 1
-    assert value("adcascade_learn_share", {"sessions": "others"}) == 0.25

@@ -94,7 +94,7 @@ def test_the_order_by_popularity_is_that_of_the_revenue_per_display(tmp_path: Pa
     assert len(set(rates)) > 3
 
 
-@pytest.mark.parametrize("changes", [{}, {"control": "random", "order": ()}, {"learn_at_most": 12}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"control": "random", "order": ()}], ids=str)
 def test_the_lift_is_that_of_a_reference_which_knows_every_session(tmp_path: Path, changes: dict[str, Any]) -> None:
     runner = recorded(tmp_path / "log", **changes)
     lines, newest = lines_of(tmp_path / "log"), runner.versions.newest
@@ -140,7 +140,6 @@ def scores(one: Opened, version: Parameters, feedback: list[Any]) -> Scores:
     price = version.arms[planner.index[one.slate[min(clicks) - 1]]].reward if clicks else 0.0
     ones = np.ones(1)
     return Scores(
-        weights=ones / (one.share or 1.0),
         control=ones * ("control" in one.modes),
         share=ones * version.settings.control_share,
         earned=np.array([[price], [float(bool(clicks))]]),
@@ -149,7 +148,7 @@ def scores(one: Opened, version: Parameters, feedback: list[Any]) -> Scores:
 
 
 def test_a_run_with_a_control_group_is_reproduced_also_without_its_arrivals(tmp_path: Path, replayed: Replay) -> None:
-    recorded(tmp_path / "log", control="popular", order=(), learn_at_most=12)
+    recorded(tmp_path / "log", control="popular", order=())
     lines = lines_of(tmp_path / "log")
     is_reproduced(lines, replayed)
     report = replayed([line for line in lines if line not in of(lines, "arrivals")], verify)

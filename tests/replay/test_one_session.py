@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.golden.recording import ORDERS, Run, record
+from tests.golden.recording import ORDERS, Run
 from tests.serve.folder import FolderTap
 from worker.cli.options.source import write_state
 from worker.errors import InputError
@@ -139,14 +139,6 @@ def test_a_session_that_another_system_served_has_facts_and_no_plan(lines: list[
     served = ask(lines, session)
     assert (served.planned, served.differences) == (None, ())
     assert len(served.slate) == 4
-
-
-def test_beyond_the_budget_of_learning_a_session_is_not_journaled(tmp_path: Path, ask: Any) -> None:
-    record(tmp_path / "run", sessions=200, orders=(), oddities=False, settings={"learn_at_most": 15})
-    lines = lines_of(tmp_path / "run")
-    journaled = {line["key"] for line in journal(lines, "opened")}
-    (*_, session) = (line["key"] for line in of(lines, "arrivals") if line["key"] not in journaled)
-    assert ask(lines, session).learning.reason.startswith("not journaled: beyond the budget")
 
 
 def test_late_answers_are_counted_apart(lines: list[Document], ask: Any) -> None:

@@ -28,7 +28,6 @@ from ..golden.recording import FACTS, GOLDEN, SETTINGS, START, Run, record
 from .logs import (
     DEFAULTS,
     Document,
-    Recorded,
     Replay,
     change,
     hashes,
@@ -40,7 +39,6 @@ from .logs import (
     recorded_hashes,
     shuffled,
     version,
-    without,
 )
 
 both = pytest.mark.parametrize("how", [verify, relearn])
@@ -67,13 +65,12 @@ def test_a_run_without_room_for_all_sessions_is_reproduced(tmp_path: Path, repla
     assert replayed(lines).mismatches == 1
 
 
-@pytest.mark.parametrize("at_most", [0, 12])
 def test_a_run_with_uncertain_sessions_is_reproduced_without_learning_from_them(
-    tmp_path: Path, replayed: Replay, monkeypatch: pytest.MonkeyPatch, at_most: int
+    tmp_path: Path, replayed: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Versions, "is_certain", lambda self, time, sent_at: time % 3 > 0)
     with LogWriter(tmp_path / "log") as log:
-        run = Run(sessions=200, rate=4, seed=0, oddities=True, tap=log, settings={"learn_at_most": at_most})
+        run = Run(sessions=200, rate=4, seed=0, oddities=True, tap=log)
         for task in run.runner.tasks:
             task.take_over(0, 10**6)
         runner = run.go(())
@@ -108,13 +105,13 @@ class Fickle(Run):
         return sign * (1.5 * context[ad % 3] + (ad % 2) * context[0] * context[1]) - 1
 
 
-@pytest.mark.parametrize("changes", [{}, {"repeats": True, "learn_at_most": 40}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"repeats": True}], ids=str)
 def test_a_run_with_spread_positions_crosses_new_ads_and_change_is_reproduced(tmp_path, replayed, changes) -> None:
     entries = tuple(ArmEntry(arm=f"ad-{k}", reward=4.0 + k, active=True) for k in (6, 7, 8))
     orders = [
         (45_000, ArmChange(arm="ad-5", reward=2.5, active=True)),
         (63_200, CatalogueChange(changes=entries)),
-        (121_000, ArmChange(arm="ad-9", reward=1.0, active=True)),
+        (108_000, ArmChange(arm="ad-9", reward=1.0, active=True)),
     ]
     with LogWriter(tmp_path / "log") as log:
         run = Fickle(sessions=1200, rate=10, seed=0, oddities=True, tap=log, settings=EVERYTHING | changes)
@@ -129,7 +126,7 @@ def test_a_run_with_spread_positions_crosses_new_ads_and_change_is_reproduced(tm
         assert 0 < max(made.thresholds) < NEVER
         assert made.thresholds != before.thresholds
     assert grown[1].clock < versions[grown[1].version - 1].clock
-    assert min(one.kept for one in versions.values()) < 1, "the change was noticed"
+    assert any(one.kept < 1 or one.changed for one in versions.values()), "the change was noticed"
     assert newest.settings.spread == 1
     assert newest.model.position_effects.any()
     assert newest.rates is not None
@@ -322,45 +319,3 @@ def test_what_is_far_ahead_of_its_record_is_passed_over_as_the_learner_did(lines
     for one in records:
         one["ts"] = -1
     assert len(replayed([*lines, *records], how).versions) > len(before.versions)
-
-
-# ── a share of the sessions ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture(scope="module", params=["ucbbp", "aucbbp"])
-def sampled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    path = tmp_path_factory.mktemp("sampled") / "log"
-    settings = {"learn_at_most": 12, "policy": request.param}
-    runner = record(path, sessions=240, settings=settings, oddities=request.param == "ucbbp")
-    return Recorded(final=runner.versions.newest, lines=lines_of(path))
-
-
-def test_the_log_verifies_and_learning_again_gives_the_same_versions(sampled: Recorded, replayed: Replay) -> None:
-    opened = {payload(line)["session_id"] for line in journal(sampled.lines, "opened")}
-    shares = {payload(line).get("share", 1.0) for line in journal(sampled.lines, "opened")}
-    assert len(opened) < 0.7 * 240
-    assert min(shares) < 0.5
-    assert any("opened" in payload(line) for line in journal(sampled.lines, "progress"))
-    for report in is_reproduced(sampled.lines, replayed):
-        assert report.sessions >= 230
-
-
-def test_a_share_that_does_not_fit_the_plan_is_a_mismatch(sampled: Recorded, replayed: Replay) -> None:
-    lines = sampled.copy()
-    line = next(line for line in journal(lines, "opened") if payload(line).get("share", 1.0) < 1)
-    change(line, share=payload(line)["share"] / 2)
-    report = replayed(lines)
-    assert "share" in {mismatch["name"] for mismatch in report.findings.as_json()}
-
-
-def test_without_a_journal_and_with_other_settings_the_sessions_are_chosen_anew(
-    sampled: Recorded, replayed: Replay
-) -> None:
-    for lines, options in (
-        (without(sampled.lines, "journal"), {}),
-        (sampled.lines, {"changes": {"learn_at_most": 6}}),
-        (sampled.lines, {"changes": {"learn_at_most": 0}}),
-    ):
-        report = replayed(lines, relearn, **options)
-        assert report.sessions >= 230, "all sessions are counted"
-        assert len(report.versions) >= 5

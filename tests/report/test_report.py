@@ -138,18 +138,6 @@ def test_the_comparison_with_the_control_group_comes_first_and_a_loss_is_a_warni
     assert losses
 
 
-def test_a_session_that_is_journaled_by_chance_stands_for_several(tmp_path: Path) -> None:
-    run(tmp_path / "log.jsonl", hours=30, per_hour=60, learn_at_most=20)
-    found, records = report(tmp_path / "log.jsonl", "--period", "all"), raw(tmp_path / "log.jsonl")
-    counts = count_ads(records, timeout=600_000, until=START + 2 * DAY)
-    opened = {
-        fact["session_id"]: 1 / fact.get("share", 1) for fact in records["ads.journal"] if fact["kind"] == "opened"
-    }
-    assert len(opened) < len(counts.sessions)
-    assert found["total"]["sessions"] == pytest.approx(sum(opened.values()))
-    assert found["total"]["displays"] == pytest.approx(sum(w * counts.sessions[name] for name, w in opened.items()))
-
-
 def test_a_log_without_a_journal_is_counted_by_its_decisions_and_clicks(shop: Path, tmp_path: Path) -> None:
     lines = [line for line in lines_of(shop / "log.jsonl") if line["topic"] != "ads.journal"]
     found = report(write(tmp_path / "log.jsonl", lines))

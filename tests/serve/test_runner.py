@@ -6,8 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from worker.secret import Secret
 from worker.serve.runner import ServeRunner
 from worker.serve.state import StateFolder, StateView
 from worker.serve.store import ServeStore
-from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import Rejected
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -285,20 +283,3 @@ async def test_a_runner_that_is_started_again_knows_its_sessions(tmp_path: Path)
     async with playing(tmp_path) as after:
         assert document(await after.runner.session("s")) == answer
         assert await after.runner.session("nobody") is None
-
-
-async def test_beyond_the_budget_a_share_is_journaled_and_progress_counts_all(tmp_path: Path) -> None:
-    names = [f"user-{n}" for n in range(30)]
-    async with playing(tmp_path) as scene:
-        scene.versions.replace_first(replace(scene.versions.newest, shares=Shares(0.3, 0.3)))
-        for name in names:
-            await scene.report(await scene.arrive(name), True)
-        scene.now += 3_600_000
-        with suppress(UnknownSessionError):
-            await scene.report({"session_id": "nobody", "position": 1, "arm": "hat"}, True)
-    kept = {name for name in names if journaled(LEARNING.salt, name, 0.3) != 0}
-    assert {(fact["kind"], fact["session_id"]) for fact in scene.facts()} == {
-        (kind, name) for kind in ("opened", "feedback") for name in kept
-    }
-    (start, count) = scene.facts("progress")[-1]["opened"][-1]
-    assert (start, count) == (START - START % LEARNING.window, 30)

@@ -191,19 +191,6 @@ def test_the_estimator_of_the_paper_runs_on_the_paper_s_model_unless_told_otherw
     assert ExperimentSettings().intercept is True
 
 
-def test_with_a_budget_a_share_is_learned_from_and_users_and_answers_stay_the_same():
-    everything, share, enough = (
-        run_with(policy="aucbbp", users=400, seed=3, environment="tastes", episodes=12, learn_at_most=at_most)
-        for at_most in (0, 100, 400)
-    )
-    assert everything.learned == 12 * 400
-    assert share.learned == pytest.approx(400 + 11 * 100, rel=0.25)
-    assert share.oracle == everything.oracle
-    assert share.regret[:2] == everything.regret[:2], "the first episode is learned from whole"
-    assert share.lost() < everything.lost() + 0.05
-    assert enough.regret == everything.regret
-
-
 # ── new arms, change, declared features ──────────────────────────────────────────────────────────────────────────────
 
 

@@ -31,7 +31,6 @@ ADDITIVE: dict[str, Any] = {
     "intercept": False,
     "answers": "all",
     "standardise": False,
-    "learn_at_most": 0,
     "policy": "ucbbp",
     "bonus": "value",
     "beta": 2.5,

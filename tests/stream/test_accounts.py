@@ -78,7 +78,7 @@ def test_orders_leave_the_accounts_as_they_are() -> None:
 
 def test_sums_that_leave_the_floating_point_range_stop_nothing() -> None:
     huge = ArmChange(arm="b", reward=1.7e308, active=True)
-    events = [huge, *(event for n in range(9) for event in session(f"s{n}", n, share=1e-300, parameters_version=1))]
+    events = [huge, *(event for n in range(9) for event in session(f"s{n}", n, parameters_version=1))]
     version = learned(*events, progress(1350))
     assert decode_parameters(encode_parameters(version)).accounts == version.accounts != NOTHING
     orjson.dumps(all_figures(version))

@@ -723,6 +723,18 @@ def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
     assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [16, 16, 16]
 
 
+@given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.5]), min_size=1), st.floats(0, 60))
+def test_a_threshold_and_its_tie_select_as_many_as_the_rank_says(scores: list[float], rank: float) -> None:
+    falling = np.array(sorted(scores, reverse=True))
+    threshold, tie = folding.score_of_rank(np.array(scores), rank)
+    selected = (falling > threshold).sum() + tie * (falling == threshold).sum()
+    if threshold in scores:
+        assert selected == pytest.approx(min(max(rank, 1), len(scores)))
+    else:  # between two ranks
+        assert falling[int(rank) - 1] > threshold > falling[int(rank)]
+        assert selected == int(rank)
+
+
 def test_a_window_too_large_to_score_wholly_is_sampled(monkeypatch) -> None:
     generator = np.random.default_rng(2)
     events = window_of_sessions(SlatePlanner(learner().current), generator.normal(size=(1000, 2)), 0, lambda *_: False)

@@ -13,9 +13,7 @@ twice. Two kinds of worlds:
   fresh learner makes of the same journal, and nothing may be trained on that was not displayed. What is uncertain is
   not trained on: `World.uncertain` has these sessions.
 
-In every other world learning has a budget: a share of the sessions is journaled, as the versions say (in a recorded
-world, half of them). The versions then depend on the number of all sessions, which comes with progress. A journaled
-session must have all its feedback in the journal, unless it is uncertain.
+A journaled session must have all its feedback in the journal, unless it is uncertain.
 
 ``ADCASCADE_SCHEDULES=20000`` runs more of them. `run` returns how many sessions are uncertain:
 ``python -c "from tests.stream.test_learner_model import run; print(run(range(1500), live=True, stormy=True))"``
@@ -40,7 +38,6 @@ import worker.stream.learner as learner_module
 from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
-from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import MAX_FACT_LEAD, MAX_PROGRESS_LEAD, decode_journal
 from worker.stream.encoding import encode_journal
 from worker.stream.events import (
@@ -99,7 +96,6 @@ class World:
         server: type[Server] | None = None,
     ) -> None:
         self.random = Random(seed)
-        self.settings = replace(SETTINGS, learn_at_most=(0, 2)[seed % 2])
         self.live = live
         self.stormy = stormy
         self.clock = 0
@@ -113,8 +109,7 @@ class World:
         self.published: list[Parameters] = []  # all that was ever written
         self.published_at: dict[int, int] = {}
         self.uncertain: set[str] = set()  # sessions that are not learned from
-        self.facts: list[JournalEvent] = []  # of a recorded world, as well as the arrivals
-        self.arrivals: list[int] = []
+        self.facts: list[JournalEvent] = []  # of a recorded world
         self.shown: dict[int, tuple[str, ...]] = {}  # the slate that a session saw first
         self.displayed: dict[int, set[tuple[str, bool]]] = {}
         self.coming: list[tuple[int, int, tuple[Any, ...]]] = []  # (time of appending, partition, record)
@@ -134,21 +129,11 @@ class World:
             arrived_at = self.random.choice((self.random.randint(0, LAST_ARRIVAL), self.random.randint(130, 240)))
             self._send(session, arrived_at, ("arrival", session, arrived_at))
             if not self.live:
-                plan = structs.replace(opened(session, arrived_at, 0), share=remembered(session, self.share(0)))
-                self.arrivals.append(arrived_at)
-                if plan.share != 0:
-                    self.facts.append(plan)
+                plan = opened(session, arrived_at, 0)
+                self.facts.append(plan)
                 for report in self._answers(session, plan.slate, arrived_at + self.random.randint(-3, 42)):
                     self._send(session, report.occurred_at, ("feedback", session, report))
                     self.facts.append(report)
-
-    def share(self, version: int) -> float:
-        """Return the share of sessions that are journaled under a version."""
-        if not self.settings.learn_at_most:
-            return 1.0
-        if not self.live:
-            return 0.5
-        return next((p.shares.others for p in self.published if p.version == version), 1.0)
 
     def _answers(self, session: int, slate: tuple[str, ...], at: int) -> list[FeedbackFact]:
         """Show a slate to the user, who looks at some of it and reports some of it; in a storm, only the last."""
@@ -335,7 +320,6 @@ class Server:
         self.repeated = len(world.inputs[partition])  # what is before may have been answered by another server
         self.known = {parameters.version for parameters in world.published}  # it reads the topic to its end
         self.probe: tuple[int, int] | None = None
-        self.reported = -1  # the last progress
         self.to_journal: deque[JournalEvent] = deque()
         self.to_changelog: deque[tuple[int, Opened]] = deque()
         self.to_show: deque[tuple[int, tuple[str, ...]]] = deque()
@@ -356,7 +340,6 @@ class Server:
                 world.committed[self.partition] = self.position
         elif self.probe is not None and self.done_before(self.probe[1]):
             self.to_journal.append(self._progress(self.probe[0]))
-            self.reported = self.probe[0]
             self.probe = None
         elif self.owner and self.position < len(log):
             self._take(self.position, log[self.position : self.position + world.random.randint(1, 5)])
@@ -365,10 +348,7 @@ class Server:
         return self.position >= end
 
     def _progress(self, time: int) -> Progress:
-        counts = counted(plan.arrived_at for plan in self.table.values())
-        kept = tuple((s, n) for s, n in counts if s + SETTINGS.window + SETTINGS.grace > self.reported)
-        opened = kept if self.world.settings.learn_at_most else None
-        return Progress(partition=self.partition, partitions=len(self.world.inputs), time=time, opened=opened)
+        return Progress(partition=self.partition, partitions=len(self.world.inputs), time=time)
 
     def _write(self) -> None:
         """Make the next record of any topic durable."""
@@ -387,8 +367,7 @@ class Server:
             if kind == "arrival":
                 self._open(session, what, offset)
             else:
-                if session not in self.table or self.table[session].share != 0:
-                    self.to_journal.append(what)
+                self.to_journal.append(what)
             if session in self.table:
                 self.to_show.append((session, self.table[session].slate))
 
@@ -396,12 +375,9 @@ class Server:
         version, is_certain = self.version_at(arrived_at) if self.world.live else (0, True)
         uncertain = self.is_marked(session, offset < self.repeated and not is_certain)
         if session not in self.table:
-            share = None if uncertain else remembered(session, self.world.share(version))
-            plan = structs.replace(opened(session, arrived_at, version), share=share)
-            self.table[session] = plan
-            self.to_changelog.append((session, plan))
-        if self.table[session].share != 0:
-            self.to_journal.append(structs.replace(self.table[session], uncertain=uncertain))
+            self.table[session] = opened(session, arrived_at, version)
+            self.to_changelog.append((session, self.table[session]))
+        self.to_journal.append(structs.replace(self.table[session], uncertain=uncertain))
 
     def is_marked(self, session: int, uncertain: bool) -> bool:
         """Return whether the fact of a session is marked as uncertain."""
@@ -434,7 +410,7 @@ class Reader:
 
     def __init__(self, world: World, learner: type[Learner]) -> None:
         self.world = world
-        self.learner = learner(world.settings, ARMS, world.parameters, with_episodes=False)
+        self.learner = learner(SETTINGS, ARMS, world.parameters, with_episodes=False)
         self.to_publish = deque(self.learner.begin().versions)
         self.seen: tuple[Parameters | None] | None = None
 
@@ -462,15 +438,6 @@ def opened(session: int, arrived_at: int, version: int) -> Opened:
     return scenes.opened(f"s{session}", arrived_at, slate, context=context, parameters_version=version)
 
 
-def remembered(session: int, share: float) -> float | None:
-    return journaled(SETTINGS.salt, f"s{session}", share)
-
-
-def counted(arrivals: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return the number of sessions by window."""
-    return tuple(sorted(Counter(at - at % SETTINGS.window for at in arrivals).items()))
-
-
 # ── the fold, so cheap that thousands of schedules are affordable ────────────────────────────────────────────────────
 
 
@@ -493,22 +460,19 @@ class Training:
         self.trained.update(displays)
         self.silent.update(silent)
         self.slates.update(zip(sessions, (plan.slate for plan in window.plans), strict=True))
-        mark = float(
-            Random(repr((sessions, displays, silent, window.sessions, window.weights.tolist()))).getrandbits(52)
-        )
+        mark = float(Random(repr((sessions, displays, silent, window.sessions))).getrandbits(52))
         assert isinstance(parent.model, AdditiveModel)
         made = replace(
             parent,
             model=replace(parent.model, theta_context=np.array([mark])),
             folds=parent.folds + 1,
             observations=parent.observations + len(displays) + len(silent),
-            shares=Shares.of(sessions=window.sessions, exploring=0.0, at_most=parent.settings.learn_at_most),
         )
         return made, 1
 
     def with_new_arms(self, changed: Parameters, plans: Sequence[SessionPlan]) -> Parameters:
         """Replace the thresholds of an order that adds arms: they depend on all sessions of open windows."""
-        mark = Random(repr([(plan.context, plan.slate, plan.share) for plan in plans])).random()
+        mark = Random(repr([(plan.context, plan.slate) for plan in plans])).random()
         return replace(changed, thresholds=(mark,) * changed.settings.horizon)
 
 
@@ -533,10 +497,9 @@ def check(world: World, training: Training) -> None:
         if world.live:
             journal = world.journal
         else:
-            counts = counted(world.arrivals) if world.settings.learn_at_most else None
-            facts = [*world.facts, Progress(partition=0, partitions=1, time=END, opened=counts)]
+            facts = [*world.facts, Progress(partition=0, partitions=1, time=END)]
             journal = [(offset, encode_journal(event)) for offset, event in enumerate(facts)]
-        undisturbed = Learner(world.settings, ARMS, with_episodes=False)
+        undisturbed = Learner(SETTINGS, ARMS, with_episodes=False)
         expected = {p.version: p.sha256 for p in undisturbed.begin().versions + undisturbed.handle(journal).versions}
     published: dict[int, str] = {}
     for parameters in world.published:
@@ -605,7 +568,7 @@ def test_the_real_fold_keeps_the_promises_too() -> None:
     for seed in range(SCHEDULES, SCHEDULES + max(10, SCHEDULES // 100)):
         world = World(seed, live=True)
         world.run()
-        expected = Learner(world.settings, ARMS, with_episodes=False).handle(world.journal).versions
+        expected = Learner(SETTINGS, ARMS, with_episodes=False).handle(world.journal).versions
         published = {parameters.version: parameters.sha256 for parameters in world.published}
         assert published == {0: world.published[0].sha256, **{p.version: p.sha256 for p in expected}}
 
@@ -675,22 +638,6 @@ class BelievesEveryTime(Learner):
         return super().handle(record[:2] for record in records)
 
 
-class ForgetsCounts(Learner):
-    """Does not take the numbers of sessions from progress before the record that made its version."""
-
-    def _take(self, offset: int, event: Any, outcome: Outcome) -> None:
-        if self._live or isinstance(event, Opened | FeedbackFact):
-            super()._take(offset, event, outcome)
-
-
-class CountsInKnownWindows(OpenWindows):
-    """Counts the sessions of a window only once it has a record, so that its counts do not hold the resume offset."""
-
-    def count(self, offset: int, event: Progress) -> None:
-        known = tuple(one for one in event.opened or () if one[0] // self._window in self._windows)
-        super().count(offset, structs.replace(event, opened=known))
-
-
 class FoldsLateRecords(OpenWindows):
     """Puts what is late into the window that is open."""
 
@@ -758,22 +705,6 @@ class TrustsTheTable(Server):
         return uncertain and session not in self.table
 
 
-class SamplesUncertainSessions(Server):
-    """Leaves uncertain sessions out of the journal, where their plan says so."""
-
-    def _open(self, session: int, arrived_at: int, offset: int) -> None:
-        is_new = session not in self.table
-        super()._open(session, arrived_at, offset)
-        plan = self.table[session]
-        fact = self.to_journal[-1] if self.to_journal else None
-        if is_new and isinstance(fact, Opened) and fact.uncertain:
-            share = remembered(session, self.world.share(plan.parameters_version))
-            self.table[session] = structs.replace(plan, share=share)
-            self.to_changelog[-1] = (session, self.table[session])
-            if share == 0:
-                self.to_journal.pop()
-
-
 class CommitsFirst(Server):
     """Commits its offset before its writes are durable."""
 
@@ -805,13 +736,10 @@ STORMY: dict[str, Any] = {"live": True, "stormy": True}
         (KeepsFirstSlate, LIVE),
         (IgnoresTheMark, LIVE),
         (ForgetsPlans, LIVE),
-        (ForgetsCounts, RECORDED),
-        (CountsInKnownWindows, RECORDED),
         (ReportsProgressTooSoon, RECORDED),
         (CommitsFirst, RECORDED),
         (MarksNothing, STORMY),
         (TrustsTheTable, STORMY),
-        (SamplesUncertainSessions, STORMY),
     ],
 )
 def test_the_model_notices_a_system_that(mutant: type, world: dict[str, Any]) -> None:

@@ -375,7 +375,7 @@ BY_HAND: dict[str, Any] = {
 def test_a_file_with_the_fields_of_planning_is_enough_for_explain() -> None:
     decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
     kind: dict[str, Any] = {"model": "additive", "intercept": False, "answers": "all", "standardise": False}
-    plain = LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0, learn_at_most=0, spread=0.0, **kind)
+    plain = LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0, spread=0.0, **kind)
     assert decoded.settings == plain
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
     assert dense_matrix(decoded.model.precision).tolist() == [[2.0, 0.5, 0.0], [0.5, 2.0, 0.0], [0.0, 0.0, 1.0]]

@@ -8,7 +8,6 @@ import pytest
 
 from tests.stream import scenes
 from worker.stream import table
-from worker.stream.chance import Shares
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.topology import Record
@@ -94,18 +93,3 @@ def test_of_a_long_backlog_only_the_beginning_can_have_been_answered(monkeypatch
     second.take_over(5, 100)
     facts = scenes.facts(second.handle([arrival("a", 6), arrival("b", 7)]))
     assert [fact.get("uncertain") for fact in facts] == [True, None]
-
-
-@pytest.mark.parametrize("share", [0.9, 0.1])
-def test_an_uncertain_session_is_journaled_with_its_feedback_whatever_its_share(share: float) -> None:
-    """An earlier owner may have journaled it as certain; without the mark and the feedback it would be half of one."""
-    second = worker(replace(ONE, shares=Shares(share, share)))
-    second.take_over(0, 1)
-    for name in map(str, range(20)):
-        emits = second.handle([arrival(name)])
-        arm = scenes.decisions(emits)[0]["arm"]
-        facts = scenes.facts(emits) + scenes.facts(second.handle([scenes.passed(name, at=ARRIVAL + 9, arm=arm)]))
-        assert [(fact["kind"], fact.get("uncertain"), fact.get("share")) for fact in facts] == [
-            ("opened", True, None),
-            ("feedback", None, None),
-        ]

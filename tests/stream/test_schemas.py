@@ -28,7 +28,6 @@ from tests.stream.scenes import ADDITIVE
 from worker.errors import ParametersError
 from worker.stream.accounts import Accounts, Sums
 from worker.stream.calibration import Calibration
-from worker.stream.chance import Shares
 from worker.stream.contexts import ARRAYS, ObservedSessions, Standardisation
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
@@ -218,7 +217,6 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
         ),
         changed=("a",),
         ties=(0.5,) * 5,
-        shares=Shares(1.0, 0.25),
         kernels="numpy 2.4.6",
         started_from=StartRecord(sha256="a" * 64, trust=0.3),
         imported=True,

@@ -213,7 +213,6 @@ def test_a_session_without_a_slate_counts_as_a_session_and_has_no_displays() -> 
         [opened(), opened(uncertain=True)],
         [opened(slate=("a", "b")), opened(slate=("a", "c"))],
         [opened(parameters_version=3), opened(parameters_version=4)],
-        [opened(share=0.5), opened()],
         [opened(context=(0.5,)), opened(context=(0.6,))],  # two users under one key
         [opened(slate=("a",)), opened(slate=("b",)), opened(slate=("a",))],
     ],
@@ -227,7 +226,7 @@ def test_a_session_that_is_marked_or_whose_facts_differ_is_counted_and_not_learn
 
 
 def test_a_session_whose_fact_is_repeated_is_certain() -> None:
-    window = closed(opened(share=1.0), opened(), feedback(1, "a", CLICK))
+    window = closed(opened(), opened(), feedback(1, "a", CLICK))
     assert (displays(window), window.uncertain) == ([(0, "a", True)], 0)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from typing import Any
 
 import orjson
 import pytest
@@ -16,7 +14,6 @@ from tests.transport.fake import ZERO, FakeWorker, new_partitions, settle
 from tests.transport.memory import Cluster
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
-from worker.stream.chance import ALL, Shares, journaled
 from worker.stream.learner import Learner
 from worker.stream.topology import Topics
 
@@ -37,12 +34,11 @@ def produce(golden: Golden, kafka: Cluster, *, since: int = 0, until: int = 10**
 class WorkerOnFake(FakeWorker):
     """A worker without learner process and web server; its clock is `error` milliseconds wrong."""
 
-    def __init__(self, kafka: Cluster, *, error: int = 0, shares: Shares = ALL) -> None:
+    def __init__(self, kafka: Cluster, *, error: int = 0) -> None:
         self.metrics = Metrics()
         self.now, self.error = START, error
-        zero = replace(ZERO, shares=shares)
         clocks = {"clock": lambda: self.now + self.error, "steady": lambda: self.now}
-        partitions = new_partitions(TOPICS, self.metrics, zero, **clocks)
+        partitions = new_partitions(TOPICS, self.metrics, ZERO, **clocks)
         super().__init__(kafka, TOPICS, partitions)
         self.progress = ProgressReporter(count=PARTITIONS, clock=partitions.clock, interval=0.0)
 
@@ -75,11 +71,11 @@ def is_golden(kafka: Cluster, golden: Golden) -> bool:
     return [version.sha256 for version in versions if version.version] == golden.hashes[1:]
 
 
-async def disturbed(golden: Golden, kafka: Cluster, seed: int, shares: Shares = ALL) -> WorkerOnFake:
+async def disturbed(golden: Golden, kafka: Cluster, seed: int) -> WorkerOnFake:
     """Let workers serve the golden inputs that crash and rebalance anywhere; return the last, after its progress."""
     chance = random.Random(seed)
     produce(golden, kafka)
-    worker = WorkerOnFake(kafka, shares=shares)
+    worker = WorkerOnFake(kafka)
     await worker.rebalance(range(PARTITIONS))
     inputs = [tp for tp in kafka.logs if tp.topic in TOPICS.inputs]
     for step in range(10**5):
@@ -94,7 +90,7 @@ async def disturbed(golden: Golden, kafka: Cluster, seed: int, shares: Shares = 
             worker.commit()
         if action > 0.99 and step < 2_000:
             if chance.random() < 0.5:  # kill -9: a new process joins
-                worker = WorkerOnFake(kafka, shares=shares)
+                worker = WorkerOnFake(kafka)
             await worker.rebalance(range(PARTITIONS))
     await worker.persist_all()
     worker.now = golden.sent[-1].at + 60 * SECOND
@@ -115,30 +111,6 @@ async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journa
     common = ours.keys() & theirs.keys()
     assert len(common) > 10
     assert {key: ours[key] for key in common} == {key: theirs[key] for key in common}
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count_all(golden: Golden, seed: int) -> None:
-    kafka, share = Cluster.with_topics(TOPICS, PARTITIONS), 0.4
-    worker = await disturbed(golden, kafka, seed, Shares(share, share))
-    journal = [orjson.loads(record.value or b"") for record in kafka.records(TOPICS.journal)]
-    bodies = [orjson.loads(fact) for fact in golden.facts]
-    kept = {body["session_id"] for body in bodies if journaled(settings().salt, body["session_id"], share) != 0}
-    assert 10 < len(kept) < 40
-
-    def facts(kind: str, found: list[dict[str, Any]]) -> set[bytes]:
-        return {orjson.dumps(one) for one in found if one["kind"] == kind and one["session_id"] in kept}
-
-    expected = [{**body, "share": share} for body in bodies if body["kind"] == "opened"]
-    assert facts("opened", journal) == facts("opened", expected)
-    assert {one["session_id"] for one in journal if one["kind"] == "opened"} == kept
-    assert facts("feedback", journal) == facts("feedback", bodies)
-    counts: dict[tuple[int, int], int] = {}
-    for one in journal:
-        for start, count in one.get("opened", ()):
-            counts[one["partition"], start] = max(counts.get((one["partition"], start), 0), count)
-    assert sum(counts.values()) == 60
-    assert worker.imbalance() == 0
 
 
 async def test_a_partition_that_lags_keeps_its_target_and_holds_time_back(golden: Golden) -> None:

@@ -1,4 +1,4 @@
-"""Noticing that a single ad has changed (docs/math.md §13).
+"""Noticing that a single ad has changed (docs/math.md §12).
 
 Rules that hold in this file:
 

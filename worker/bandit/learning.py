@@ -1,4 +1,4 @@
-"""Learning from a window, and noticing that users or ads have changed (docs/math.md §13).
+"""Learning from a window, and noticing that users or ads have changed (docs/math.md §12).
 
 Before a fold, older displays may be forgotten: the belief keeps a share γ of what they have said. With `AUTO`, the
 window itself decides: each γ is weighed by the Laplace evidence of the window's displays under the faded belief,

@@ -5,7 +5,7 @@ For ad k and a product q = a·b of two columns,
 
     U_k = Σ q̃ (y − p),   V_k = Σ w q̃²,   q̃ = q − c·[1; a; b]
 
-sum over all windows to the score of q's coefficient and its information (docs/math.md §16). If the model is right, U_k
+sum over all windows to the score of q's coefficient and its information (docs/math.md §15). If the model is right, U_k
 has mean 0 and variance V_k; if the log-odds lack β_k q, its mean is about β_k V_k.
 
 Rules that hold in this file:

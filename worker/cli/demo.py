@@ -30,7 +30,7 @@ PREFIX, PAGE = "adcascade-demo-", "report.html"  # of the temporary folder and f
 OPTIONS = (
     *world(DEFAULTS),
     *with_defaults(DEFAULTS, "model", "intercept", "answers", "standardise", "policy", "bonus", "beta", "ridge"),
-    *with_defaults(DEFAULTS, "random-share", "control-share", "control", "learn-at-most"),
+    *with_defaults(DEFAULTS, "random-share", "control-share", "control"),
     count("users", "mean number of users per episode", DEFAULTS.users),
     count("episodes", "number of episodes, windows of a minute", DEFAULTS.episodes),
     SEED,

@@ -13,7 +13,6 @@ from worker.bandit.arrays import sigmoid
 from worker.bandit.learning import AUTO
 from worker.bandit.personal import PersonalModel
 from worker.console import listing
-from worker.stream.chance import ALL
 from worker.stream.contexts import SCALES
 from worker.stream.features import listed
 from worker.stream.misfit import advice, missed_by
@@ -55,7 +54,6 @@ def describe(parameters: Parameters) -> dict[str, Any]:
     deviations = model.bias_deviations if parameters.arms else np.zeros(0)
     return {
         **{name: getattr(parameters, name) for name in FACTS},
-        "learn_shares": parameters.shares._asdict(),
         "lift": None if parameters.lift is None else to_builtins(parameters.lift.figures),
         "guarded": parameters.guarded,
         "started_from": None if (start := parameters.started_from) is None else asdict(start),
@@ -112,7 +110,6 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         f"  users without a click go on: {going_on}",
         *([f"  clicks by position: odds × {_listed(np.exp(effects))}"] if any(effects) else []),
         f"  forgetting {_forgetting(details)}",
-        *([f"  {_shares(details)}"] if parameters.shares != ALL else []),
         *([f"  {parameters.lift.sentence}, {parameters.lift.size}{guarded}"] if parameters.lift is not None else []),
         "",
         listing(ARMS, sorted(arms, key=lambda arm: -arm["probability"] * arm["reward"]), TOP),
@@ -149,14 +146,6 @@ def _forgetting(details: dict[str, Any]) -> str:
     noticed = [f"{', '.join(details['changed'])} changed and began anew"] if details["changed"] else []
     noticed += [f"change noticed, older sessions count {kept:g}"] if kept < 1 else []
     return f"{setting}: " + ("; ".join(noticed) or "the last fold kept all")
-
-
-def _shares(details: dict[str, Any]) -> str:
-    shares, most = details["learn_shares"], details["settings"]["learn_at_most"]
-    return (
-        f"learns from {shares['exploring']:.3g} of the sessions that explore and {shares['others']:.3g} of the others, "
-        f"about {most:,} of {details['expected_sessions']:,} per window"
-    )
 
 
 def _contexts(parameters: Parameters) -> str:

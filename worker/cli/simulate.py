@@ -95,11 +95,6 @@ OPTIONS = (
         default=None,
     ),
     *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "spread", "epsilon", "ridge", "forgetting"),
-    setting(
-        "learn-at-most",
-        default=DEFAULTS.learn_at_most,
-        help="sessions per episode to learn from; 0: all",
-    ),
     setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
         "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users
@@ -220,7 +215,6 @@ COMMAND = CommandSpec(
         "adcascade simulate --environment interactions --model personal --crosses none --users 500 --episodes 60",
         "adcascade simulate --environment interactions --pairs 1 --crosses none --dim 6 --model personal --users 500",
         "adcascade simulate --environment skewed --model personal",
-        "adcascade simulate --environment tastes --model personal --users 50000 --episodes 20 --learn-at-most 5000",
         "adcascade simulate --policy ucbbp --no-intercept --estimator paper --bonus paper --beta theory --json -",
     ),
     options=OPTIONS,

@@ -129,10 +129,8 @@ class Embedded:
         if any(self._inboxes):
             raise InputError("call pump before advance: records are waiting")
         self._outputs.time = max(self.time, now)
-        progress = [
-            Progress(partition=partition, partitions=len(self.tasks), time=self.time, opened=task.opened)
-            for partition, task in enumerate(self.tasks)
-        ]
+        count = len(self.tasks)
+        progress = [Progress(partition=one, partitions=count, time=self.time) for one in range(count)]
         self._journal([(None, encode_journal(one)) for one in progress])
         for task in self.tasks:
             task.acknowledged(self.time)

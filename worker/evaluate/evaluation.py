@@ -182,7 +182,6 @@ def _flaws(reader: LogReader, findings: Findings, logged: LoggedSessions) -> lis
     texts = {
         f"{reader.bad} bad lines skipped; the first: {reader.first_bad}": reader.bad,
         f"{findings.count} records contradict others or are damaged (see adcascade replay)": findings.count,
-        f"the log has a share of the sessions only: evaluated on {logged.share:.1%} of every kind": logged.share < 1,
     }
     return [text for text, applies in texts.items() if applies]
 

@@ -7,9 +7,6 @@ Rules that hold in this file:
   by the same join as for the learner.
 - Only complete sessions count: their timeout is over before the last record of the log. This depends on the arrival
   time and not on the answers, so it does not bias the estimates. Imported sessions are complete.
-- Where a share of the sessions is journaled (`worker.stream.chance`), the others count by their decisions, if the log
-  has these with the arrivals. Else sessions are left out until all kinds have the same share: those whose number is
-  not below the lowest share. So no estimator needs weights for it.
 - A session that is uncertain (after a crash, the user may have seen another slate) is left out, as in learning.
 - Memory: a few hundred bytes per session. The log itself may be larger.
 """
@@ -23,7 +20,6 @@ from typing import Final, NamedTuple
 
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
-from worker.stream.chance import journal_number
 from worker.stream.contexts import pack_context
 from worker.stream.events import Mode, Opened
 
@@ -35,7 +31,6 @@ UNCERTAIN: Final = "uncertain which slate was shown"
 CONTRADICTS: Final = "contradicts its version"
 FALLBACK: Final = "served by the fallback"
 CONTROL: Final = "in the control group"
-BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
 
 class LoggedSession(NamedTuple):
@@ -67,19 +62,14 @@ class LoggedSessions:
 
     def __init__(self, log: OrderedLog) -> None:
         self.by_version: dict[int, list[LoggedSession]] = {}
-        self.left_out: Counter[str] = Counter()  # by reason; `share` is the share of all sessions that is left
+        self.left_out: Counter[str] = Counter()  # by reason
         self._known = log.versions.known
         reader = TraceReader(log)
-        self.share = 1.0
         for trace in reader.read(log.entries("gathering sessions")):
             self._add(trace, reader)
-        if self.share < 1:
-            self._thin_out()
 
     def _add(self, trace: SessionTrace, reader: TraceReader) -> None:
         openings = reader.openings(trace)
-        if trace.openings and (trace.first_decision is None or not trace.arrivals):
-            self.share = min([self.share, *(opened.share for opened in openings if opened.share is not None)])
         reason = self._reason_to_leave_out(trace, openings, reader.latest)
         if reason is not None:
             self.left_out[reason] += 1
@@ -101,15 +91,6 @@ class LoggedSessions:
                 clicked=clicked,
             )
         )
-
-    def _thin_out(self) -> None:
-        """Leave out sessions until every kind of session has the same share, the lowest."""
-        for version, sessions in self.by_version.items():
-            salt = self._known[version].settings.salt
-            kept = [session for session in sessions if journal_number(salt, session.session_id) < self.share]
-            self.left_out[BEYOND] += len(sessions) - len(kept)
-            self.by_version[version] = kept
-        self.by_version = {version: sessions for version, sessions in self.by_version.items() if sessions}
 
     def _reason_to_leave_out(self, trace: SessionTrace, openings: Sequence[Opened], latest: int) -> str | None:
         contents = {(o.parameters_version, o.slate, o.modes[:1], pack_context(o.context), o.exclude) for o in openings}

@@ -74,11 +74,9 @@ class ProgressReporter:
     async def _report(self, app: WorkerApp, partition: int, time: int, ends: Mapping[TP, int]) -> None:
         """Write progress when everything before `ends` is acknowledged."""
         await app.driver.flights.reached(ends)
-        serving = app.partitions.servings.get(partition)
-        if serving is None:
+        if partition not in app.partitions.servings:
             return
-        # Made when it is written, so that no session that was opened is missing.
-        record = Progress(partition=partition, partitions=self._count, time=time, opened=serving.opened)
+        record = Progress(partition=partition, partitions=self._count, time=time)
         topic = app.settings.topics.journal
         try:
             written = await app.writer.write_one(topic, ONLY_PARTITION, encode_journal(record))

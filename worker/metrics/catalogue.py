@@ -192,17 +192,6 @@ CATALOGUE: Final = (
         "Versions that differ from the published ones by rounding, because they were made on another kind of machine. "
         "The published ones hold.",
     ),
-    _counter(
-        "adcascade_journaled_sessions_total",
-        "Opened sessions by whether they are journaled. Beyond --learn-at-most sessions per window, a share is.",
-        journaled=("yes", "no"),
-    ),
-    _gauge(
-        "adcascade_learn_share",
-        "Share of the sessions that are journaled under the newest version: of those that explore, warm-up and random "
-        "slates included, and of the others.",
-        sessions=("exploring", "others"),
-    ),
     _gauge("adcascade_learning", "1 while the learner of this worker runs and reports, otherwise 0."),
     _counter(
         "adcascade_late_records_total",

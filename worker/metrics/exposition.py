@@ -84,7 +84,6 @@ def _labelled(snapshot: Snapshot) -> dict[str, Series]:
         "trouble": {(name, TROUBLES[name].level): name in active for name in snapshot.trouble_totals},
         "calibration_ratio": _calibration_ratio(snapshot),
         **{name: {(of,): number for of, number in numbers.items()} for name, numbers in snapshot.predicted.items()},
-        "learn_share": {} if snapshot.parameters is None else _each(**snapshot.parameters.shares._asdict()),
         "build_info": {(__version__, platform.python_version()): 1.0},
     }
 
@@ -101,7 +100,6 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
             opened=tally.opened, repeated=tally.repeated, unremembered=tally.unremembered, dead=tally.dead_arrivals
         ),
         "unlisted_values_total": {(): tally.unlisted.features.total()},
-        "journaled_sessions_total": _each(yes=tally.opened - tally.unjournaled, no=tally.unjournaled),
         "open_sessions": {(): open_sessions(tally)},
         "sessions_ended_total": {(how,): tally.ended[how] for how in ENDINGS},
         "sessions_recovered_total": {(): tally.recovered},

@@ -21,7 +21,6 @@ from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.replay.plans import Plan, difference, planned_again
-from worker.stream.chance import journaled
 from worker.stream.decoding import decode_episode
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
@@ -136,7 +135,7 @@ def _learning(
     end = arrived_at - arrived_at % settings.window + settings.window
     versions, last = log.versions.known, arrived_at + settings.session_timeout
     closing = next((versions[one] for one in sorted(versions) if (versions[one].window_end or 0) >= end), None)
-    reason = _not_journaled(trace, parameters, modes)
+    reason = _not_learned(trace, modes)
     if reason is None and closing is None:
         reason = "its window is not closed yet"
     if reason is not None or closing is None:
@@ -163,7 +162,7 @@ def _learning(
     )
 
 
-def _not_journaled(trace: SessionTrace, parameters: Parameters, modes: Collection[Mode]) -> str | None:
+def _not_learned(trace: SessionTrace, modes: Collection[Mode]) -> str | None:
     """Return why the learner did not take a session; None if it did."""
     openings = [opened for _, opened in trace.openings]
     if any(one.uncertain for one in openings) or len({(one.slate, one.modes) for one in openings}) > 1:
@@ -172,6 +171,4 @@ def _not_journaled(trace: SessionTrace, parameters: Parameters, modes: Collectio
         return None
     if "fallback" in modes:
         return "not remembered: there was no room for the session, or it came too late"
-    if journaled(parameters.settings.salt, trace.session_id, parameters.shares.of_slate(modes)) == 0:
-        return "not journaled: beyond the budget of learning (learn_at_most); it is counted, and that is all"
     return "its journal is not there"

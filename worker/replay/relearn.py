@@ -8,9 +8,6 @@ Rules that hold in this file:
 - The slate of a session is the recorded one: that of `opened` in the journal, else that of the decision for its first
   position. Without a record, the slate is planned by the versions learned here. A session that the journal lacks and
   that was answered in mode `fallback` was not remembered, because the table was full. It is left out.
-- The learner takes the sessions that the recorded journal has, and the number of all sessions from its progress. If it
-  is to differ from the recorded one (other settings or arms), or if the log has no journal, sessions are chosen anew,
-  by the shares of the versions made here.
 - Time runs up to the watermark of the recorded progress (the highest progress, if some partition never reported any);
   without progress, to the end of the last window. No record is late in event time: records that were too late for
   their window are folded now, and such versions differ from the recorded ones.
@@ -37,7 +34,6 @@ from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, Ordered
 from worker.logs.traces import UNLIMITED, opened_by, opening
 from worker.replay.report import ReplayReport, Status, VersionResult
 from worker.replay.versions import LOST, Origin, compare, find_origin, is_lost, read_timetable
-from worker.stream.chance import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_journal, fact_of
@@ -89,8 +85,6 @@ class Relearner:
         self._add_versions(self._learner.begin().versions)
         self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
         self._end = timetable.end
-        self._recorded_counts = timetable.opened if origin.compared else {}
-        self._counts = OpenedCounts()
         self._progressed = -1  # time of the last progress
         self._facts: list[tuple[int, bytes]] = []
         self._offset = 0
@@ -189,15 +183,14 @@ class Relearner:
             return
         if not fitting and self._has_openings and decided is not None and decided.mode == "fallback":
             return
-        self._counts.add(arrival.occurred_at, self._learner.settings.window)
         for opened in fitting:
             if self._log.versions.since and not self._compared:
                 # Columns and numbers of versions are those of the learner here.
                 made = self._versions.at(arrival.occurred_at).parameters.version
                 opened = msgspec.structs.replace(opened, context=arrival.context, parameters_version=made)
-            self._journal(opened)
+            self._fact(encode_journal(opened))
         if not fitting and decided is not None:
-            self._pin(opened_by(arrival, decided))
+            self._fact(encode_journal(opened_by(arrival, decided)))
         if fitting or decided is not None:
             self._report.slates_recorded += 1
         else:
@@ -218,27 +211,6 @@ class Relearner:
         expiring.append(arrival)
         return True
 
-    def _pin(self, opened: Opened) -> None:
-        """Add a session that the recorded journal lacks, unless it was left out of that on purpose.
-
-        The shares of a version from before the log are unknown: the journal decides.
-        """
-        if self._compared and self._has_openings:
-            shares = {one.version: one.shares for one in self._versions.history}
-            if shares.get(opened.parameters_version) != ALL:
-                return
-        self._journal(opened)
-
-    def _journal(self, opened: Opened) -> None:
-        """Add a session to the new journal; where it need not be the recorded one, by the shares of its version."""
-        if not (self._compared and self._has_openings):
-            version = self._versions.at(opened.arrived_at).parameters
-            share = journaled(version.settings.salt, opened.session_id, version.shares.of_slate(opened.modes))
-            if share == 0:
-                return
-            opened = msgspec.structs.replace(opened, share=share)
-        self._fact(encode_journal(opened))
-
     def _plan(self) -> None:
         """Plan the sessions without a recorded slate, before a later version is learned."""
         arrivals, self._unplanned = self._unplanned, []
@@ -248,7 +220,8 @@ class Relearner:
         for planner, group in groups.items():
             slates = planner.plan(group, [pack_context(arrival.context) for arrival in group])
             for arrival, slate in zip(group, slates, strict=True):
-                self._pin(opening(arrival, slate.arms, slate.modes, planner.parameters.version))
+                opened = opening(arrival, slate.arms, slate.modes, planner.parameters.version)
+                self._fact(encode_journal(opened))
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -275,18 +248,8 @@ class Relearner:
         self._plan()
         if time > self._progressed:
             self._progressed = time
-            self._fact(encode_journal(Progress(partition=0, partitions=1, time=time, opened=self._opened(time))))
+            self._fact(encode_journal(Progress(partition=0, partitions=1, time=time)))
         self._learn()
-
-    def _opened(self, time: int) -> tuple[tuple[int, int], ...] | None:
-        """Return the number of sessions of the windows that are not closed before this time."""
-        first = self._learner.windows.closed_until
-        self._counts.drop(first)
-        if self._recorded_counts:
-            found = tuple((start, count) for start, count in self._recorded_counts.items() if first <= start <= time)
-        else:
-            found = self._counts.report() if self._versions.are_sampled else ()
-        return found or None
 
     def _fact(self, value: bytes) -> None:
         self._facts.append((self._offset, value))

@@ -22,7 +22,6 @@ from worker.logs.traces import SessionTrace, TraceReader
 from worker.replay.plans import Difference, Plan, difference, planned_again
 from worker.replay.report import ReplayReport
 from worker.replay.versions import FoldAudit
-from worker.stream.chance import ALL, journal_number
 from worker.stream.events import Decision, Opened
 from worker.stream.session import objection
 from worker.stream.topology import Topics
@@ -95,9 +94,7 @@ class DecisionAudit:
             report.unverified_because["arrival"] += 1
             return
         if found is None and decision.position > 1 and not self._passed(trace, decision, plans):
-            is_sampled = self._versions.planner(version).parameters.shares != ALL
-            unjournaled = not trace.openings and is_sampled and not self._log.counts["clicks"]
-            if unjournaled or trace.arrived_at + self._timeout > self._log.last_feedback:
+            if trace.arrived_at + self._timeout > self._log.last_feedback:
                 report.unverified_because["feedback"] += 1
                 return
             found = ("feedback", f"position {decision.position - 1} passed over", "no such feedback")
@@ -109,7 +106,7 @@ class DecisionAudit:
     def _check_opened(self, trace: SessionTrace, entry: Entry, opened: Opened, plans: Sequence[Plan]) -> None:
         if not plans:
             return  # the log lacks its version
-        found = self._difference(trace, opened, plans) or self._other_share(opened)
+        found = self._difference(trace, opened, plans)
         if found is not None:
             self._add_mismatch(entry, opened, found)
 
@@ -120,19 +117,6 @@ class DecisionAudit:
             return differences[0]
         if self._versions.judge(version, trace.arrived_at) == "not in force":
             return "parameters_version", self._versions.called_for(trace.arrived_at), version
-        return None
-
-    def _other_share(self, opened: Opened) -> Difference | None:
-        """Compare the share of a journaled session with that of its plan; uncertain ones are journaled in any case."""
-        if opened.uncertain:
-            return None
-        parameters = self._versions.planner(opened.parameters_version).parameters
-        expected = parameters.shares.of_slate(opened.modes)
-        share = 1.0 if opened.share is None else opened.share
-        if share != expected:
-            return "share", expected, share
-        if journal_number(parameters.settings.salt, opened.session_id) >= share:
-            return "share", "not journaled", share
         return None
 
     def _within_arrivals(self, entry: Entry) -> bool:

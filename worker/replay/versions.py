@@ -14,7 +14,6 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -194,20 +193,15 @@ class Origin(NamedTuple):
 
 
 class Timetable(NamedTuple):
-    """The orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress.
-
-    `opened` is the number of sessions by the start of their window, where not all were journaled.
-    """
+    """The orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress."""
 
     orders: Sequence[tuple[int, int, Order]]
     end: int | None
-    opened: Mapping[int, int]
 
 
 def read_timetable(log: OrderedLog, settings: LearningSettings) -> Timetable:
     """Read orders and progress from the recorded journal, with the watermark of a learner under these settings."""
     watermark, span = Watermark({}), settings.window + settings.grace
-    counts: dict[tuple[int, int], int] = {}  # by start of the window and partition
     orders: list[tuple[int, int, Order]] = []
     for offset, value, timestamp in log.journal_records():
         try:
@@ -216,15 +210,9 @@ def read_timetable(log: OrderedLog, settings: LearningSettings) -> Timetable:
             continue
         if isinstance(event, Progress):
             watermark.advance(event, span=span)
-            for start, sessions in event.opened or ():
-                key = start, event.partition
-                counts[key] = max(counts.get(key, 0), sessions)
         elif isinstance(event, Order):
             orders.append((watermark.time, offset, event))
-    opened: Counter[int] = Counter()
-    for (start, _), sessions in counts.items():
-        opened[start] += sessions
-    return Timetable(orders, watermark.time or watermark.reached or None, opened)
+    return Timetable(orders, watermark.time or watermark.reached or None)
 
 
 def find_origin(log: OrderedLog, *, changes: Mapping[str, Any], arms: Sequence[Arm] | None) -> Origin:

@@ -5,7 +5,7 @@ Rules that hold in this file:
 - A session is opened by the journal, and its feedback is that of the journal. In a log without a journal, the first
   decision opens it and clicks answer it. So does the fallback for want of room, which leaves no fact.
 - What counts as displayed, answered, explored and earned is the same as in the accounts of a version
-  (`worker.stream.accounts`). A session that is journaled by chance stands for 1/share sessions.
+  (`worker.stream.accounts`).
 - For a version that the log lacks, because the history is thinned, the newest one before it stands in.
 - Groups of users are the values of a declared category, and parts of a number by the quartiles of a sample. Numbers of
   plain contexts are counted from 1. A hashed category has no groups: its values are not kept.
@@ -27,8 +27,7 @@ from worker.bandit.arrays import Floats
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.report.period import Period
-from worker.stream.accounts import ROWS
-from worker.stream.chance import is_exploring
+from worker.stream.accounts import EXPLORED, ROWS
 from worker.stream.crosses import spans_of
 from worker.stream.events import Opened
 from worker.stream.settings import LearningSettings
@@ -82,11 +81,11 @@ class SessionCounter:
             return
         opened, settings = openings[0], self._settings(openings[0].parameters_version)
         sums = np.zeros(len(PARTS))
-        sums[0] = weight = 1 / (opened.share or 1.0)
+        sums[0] = 1
         if not any(one.uncertain or one.slate != opened.slate for one in openings):  # else nobody knows what was shown
             for arm, row in self._displays(trace, opened, settings):
                 for total in (counts[Group(ADS, 0, arm)], counts[Group(COURSE, slot, arm)], sums):
-                    total += weight * row
+                    total += row
         groups = [ALL, Group(COURSE, slot, ""), *([UNPLANNED] if "fallback" in opened.modes else [])]
         if len(opened.context) == settings.dim:
             groups += [group(opened.context) for group in self._groupings(opened.parameters_version)]
@@ -101,7 +100,7 @@ class SessionCounter:
         for at, arm in enumerate(opened.slate[: shown if clicked else shown + 1], start=1):
             click = clicked and at == shown
             price = prices.get(arm, 0.0) if click else 0.0
-            row = 0, 1, click, price, at <= shown, is_exploring(opened.modes[at - 1 : at])
+            row = 0, 1, click, price, at <= shown, opened.modes[at - 1] in EXPLORED
             yield arm, np.array(row, dtype=float)
 
     # ── groups of users ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -243,7 +243,7 @@ class ServeRunner:
         progress = now if now - store.progress >= 1000 * self._interval else 0
         if progress:
             store.progress = progress
-            reached = Progress(partition=0, partitions=1, time=progress, opened=self.serving.opened)
+            reached = Progress(partition=0, partitions=1, time=progress)
             store.add_journal([(None, encode_journal(reached))])
         has_changes = bool(work or progress or emits.journal or emits.changelog or (records and store.tap))
         if has_changes:

@@ -29,7 +29,6 @@ class Chance(NamedTuple):
     contexts: np.random.Generator
     clicks: np.random.Generator
     policy: np.random.Generator
-    journal: np.random.Generator
 
     @classmethod
     def of(cls, seed: int) -> Chance:

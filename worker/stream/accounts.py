@@ -6,9 +6,9 @@ Rules that hold in this file:
   the position of a version in the journal and not to its model: the hash does not cover them, a rollback or an import
   leaves them as they are, and a learner that resumes from a version goes on with its accounts.
 - A display is an answered position, or the one after the last answer, as in the fold. It is explored if its mode is
-  `explore`, `random` or `warmup`.
+  one of `EXPLORED`.
 - A click earns the price of the version that served it; if that is no longer kept, of the parent of the fold.
-- A journaled session stands for 1/share sessions. An uncertain one counts as a session, and no display of it is known.
+- An uncertain session counts as a session, and no display of it is known.
 - A day is a day of UTC. A window belongs to the day in which it begins.
 """
 
@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 
 from worker.bandit.arrays import ArrayValue, Floats, frozen_array
 from worker.errors import InputError
-from worker.stream.events import MOST, described
+from worker.stream.events import MOST, Mode, described
 from worker.stream.joining import ClosedWindow
 
 if TYPE_CHECKING:  # a version has accounts
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # a version has accounts
 DAY: Final = 86_400_000
 #: The rows of the sums.
 ROWS: Final = ("displays", "clicks", "revenue", "answered", "explored")
+EXPLORED: Final[frozenset[Mode]] = frozenset(("explore", "warmup", "random"))
 #: What a sum is cut to that leaves the floating-point range.
 _LARGEST: Final = 1e300
 #: Bytes of the record of accounts without sums.
@@ -43,7 +44,7 @@ _PACKED: Final[dict[str, Any]] = {"contentEncoding": "base64", "pattern": "^[A-Z
 
 
 class AccountsRecord(Struct, frozen=True, kw_only=True):
-    """Sums of the windows that are closed, per ad. A journaled session stands for 1/share sessions.
+    """Sums of the windows that are closed, per ad.
 
     The sums are base64 of little-endian float64 numbers, shape (5, K): displays, clicks, revenue, answered displays and
     explored displays. Ads that were added since the last closed window may be missing.
@@ -145,7 +146,7 @@ def window_sums(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Par
     positions = np.concatenate([window.positions, window.unanswered_positions])
     arms = window.slates.arms(np.concatenate([window.codes, window.unanswered_codes]), parent.indices)
     # A slate that was drawn uniformly has no position with the mode `explore`.
-    flags = b"".join([plan.explored or bytes([plan.exploring]) * len(plan.slate) for plan in window.plans])
+    flags = b"".join([plan.explored or bytes([plan.random]) * len(plan.slate) for plan in window.plans])
     revenue = np.zeros(len(rows))
     revenue[: len(window.rows)][window.clicked] = click_prices(window, parent, kept)
     columns = (
@@ -158,8 +159,7 @@ def window_sums(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Par
     known, sums = arms >= 0, np.empty((len(ROWS), len(parent.arms)))
     with np.errstate(all="ignore"):
         for row, column in enumerate(columns):
-            weighted = (window.weights[rows] * column)[known]
-            sums[row] = np.bincount(arms[known], weighted, minlength=len(parent.arms))
+            sums[row] = np.bincount(arms[known], column[known], minlength=len(parent.arms))
     return Sums(sessions=window.sessions, ads=np.nan_to_num(sums, nan=0.0, posinf=_LARGEST))
 
 

@@ -4,8 +4,7 @@ Rules that hold in this file:
 
 - Predicted is the mean of the version in force before the window was folded: never the optimistic index, and never a
   model that has seen the answers. The prior predicts nothing: figures begin with the second fold.
-- A display counts as in the fold: an answered one, or the one after the last answer, which was not clicked. Each
-  journaled session counts as itself, whatever share is journaled: what is compared is what was seen.
+- A display counts as in the fold: an answered one, or the one after the last answer, which was not clicked.
 - Of a display with the probability p: P = Σ p, V = Σ p(1 − p), and the log loss −Σ ln(p if clicked, else 1 − p). The
   ratio is clicks / P. Its interval is that of clicks with the variance V · max(1, ratio).
 - Sums per ad belong to the version, and its hash covers them. They fade by what comes: they hold about the last
@@ -75,7 +74,7 @@ def predict(model: ClickModel, data: Observations, kinds: Ints) -> Predicted:
 
 def kind_of(plan: SessionPlan) -> int:
     """Return the index in `SESSIONS` of the kind of a session."""
-    return 2 if plan.control else int(plan.exploring and not plan.explored)
+    return 2 if plan.control else int(plan.random)
 
 
 # ── ratios ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,6 @@
 """The scores of a closed window: what its sessions earned, and would have been expected to earn in the other group.
 
-Rules that hold in this file (docs/math.md §15):
+Rules that hold in this file (docs/math.md §14):
 
 - m̂₁ and m̂₀ of a session are what the version that served it expects of two slates: that of the policy, and that of the
   control. One of them it had, the other is planned here as serving would have planned it, by its id, context and
@@ -92,7 +92,6 @@ def scores_of(window: ClosedWindow, served: Mapping[int, Parameters], prices: Fl
         return None
     all_rows, control, shares, expected = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
     return Scores(
-        weights=window.weights[all_rows],
         control=control.astype(np.float64),
         share=shares,
         earned=earned[:, all_rows],

@@ -7,7 +7,6 @@
   the slates as served, under the estimate after the window (docs/math.md §6). Both hold if the model is right. Both are
   means over an evenly spread sample of the sessions, and both take every arm as eligible that is active or in one of
   these slates: else a slate with a retired arm could be better than the best.
-- Where a share of the sessions is journaled, each of them stands for 1/share sessions in all of this (`chance.py`).
 - A number that cannot be computed, or that leaves the floating-point range, is null (0 for the two rewards). An
   assessment never fails.
 """
@@ -146,15 +145,14 @@ def episode_of(
         answered = _tried(lambda: answering(current), None)
         calibration = _tried(lambda: _calibration(predicted, current, folded=steps is not None), None)
         missing = _tried(lambda: missed_by(current), None)
-    weights, shown = window.weights, window.weights[window.rows]
-    explored = np.array([sum(plan.explored) / max(1, len(plan.slate)) for plan in window.plans])
+    explored = [sum(plan.explored) / max(1, len(plan.slate)) for plan in window.plans]
     return Episode(
         version=current.version,
         window_start=window.start,
         window_end=window.end,
         sessions=window.sessions,
-        displays=round(float(shown.sum())),
-        clicks=round(float(shown[window.clicked].sum())),
+        displays=len(window.rows),
+        clicks=int(window.clicked.sum()),
         late=late,
         beta=current.beta,
         explore_budget=current.explore_budget,
@@ -167,7 +165,7 @@ def episode_of(
         learned=len(window.plans) if len(window.plans) < window.sessions else None,
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
-        explored=float(sum((weights * explored).tolist())),
+        explored=float(sum(explored)),
         regret_bound=_finite(bound),
         regret_posterior=_finite(posterior),
         parameter_norm=_finite(norm),
@@ -216,9 +214,8 @@ def _revenue(
             rows = np.flatnonzero(numbers == number)
             contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
             revenue = slate_values(version.model, version.rewards, contexts, slates, version.rates)[:, 0]
-            expected += float((window.weights[rows] * revenue).sum())
-    rewards = click_prices(window, parent, kept) * window.weights[window.rows[window.clicked]]
-    return float(sum(rewards.tolist())), expected
+            expected += float(revenue.sum())
+    return float(sum(click_prices(window, parent, kept).tolist())), expected
 
 
 def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
@@ -233,7 +230,7 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
     if planner is None:
         return None, None
     gaps = optimistic_gap(planner, _contexts(current, window, rows), slates, beta=current.beta)
-    bound = np.average(gaps, weights=window.weights[rows])
+    bound = gaps.mean()
     rows = rows[spread(len(rows), min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))]
     losses = posterior_regret(
         planner,
@@ -243,7 +240,7 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
         generator=np.random.default_rng([current.version, window.end]),
         draws=DRAWS,
     )
-    return float(bound), float(np.average(losses, weights=window.weights[rows]))
+    return float(bound), float(losses.mean())
 
 
 def _contexts(version: Parameters, window: ClosedWindow, rows: Ints) -> Floats:

@@ -202,8 +202,7 @@ class Decision(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 class Opened(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="opened"):
     """An opened session with its slate.
 
-    Written for every arrival, including repeated ones; beyond the budget of learning, for a share of the sessions.
-    modes has one entry per arm of slate.
+    Written for every arrival, including repeated ones. modes has one entry per arm of slate.
     """
 
     session_id: Identifier
@@ -220,12 +219,6 @@ class Opened(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, ta
     modes: Annotated[tuple[SelectionMode, ...], described("Selection mode of each arm.")]
     exclude: Annotated[tuple[Identifier, ...], described("Arms excluded by the arrival.")]
     parameters_version: ServedBy
-    share: Annotated[
-        Probability | None,
-        described(
-            "Share of the sessions with such a slate that is journaled, by the version that planned it. Missing: all."
-        ),
-    ] = None
     uncertain: Annotated[
         bool,
         described(
@@ -236,7 +229,7 @@ class Opened(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, ta
 
 
 class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="feedback"):
-    """A valid feedback record. Written for every one, including repeated ones, unless its session is not journaled."""
+    """A valid feedback record. Written for every one, including repeated ones."""
 
     session_id: Identifier
     occurred_at: Milliseconds
@@ -254,13 +247,6 @@ class Progress(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, 
     partition: Count
     partitions: Partitions
     time: Milliseconds
-    opened: Annotated[
-        tuple[tuple[Milliseconds, Count], ...] | None,
-        described(
-            "Starts of windows that are not closed, each with the number of sessions that the partition has opened, "
-            "journaled or not. Missing: all are journaled."
-        ),
-    ] = None
 
 
 Active: TypeAlias = Annotated[bool, described("Whether the arm may be shown.")]
@@ -444,7 +430,7 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     ]
     window_start: Milliseconds
     window_end: Annotated[Milliseconds, described("End of the window, exclusive.")]
-    sessions: Annotated[Count, described("Number of sessions that arrived in the window, journaled or not.")]
+    sessions: Annotated[Count, described("Number of sessions that arrived in the window.")]
     displays: Annotated[Count, described("Number of observed displays: clicked or passed over.")]
     clicks: Count
     reward: Annotated[Amount, described("Revenue of the clicks.")]
@@ -492,9 +478,8 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     learned: Annotated[
         Count | None,
         described(
-            "Number of sessions that were learned from, if not all were. Displays, clicks, reward, expected_reward and "
-            "explored are extrapolated to the sessions that were not journaled; uncertain sessions are not in them. "
-            "Missing: all were."
+            "Number of sessions that were learned from, if not all were: uncertain sessions are not, and displays, "
+            "clicks, reward, expected_reward and explored are without them. Missing: all were."
         ),
     ] = None
     kept: Annotated[

@@ -1,4 +1,4 @@
-"""Changes of the declared features while a model runs (docs/design.md §4, docs/math.md §14).
+"""Changes of the declared features while a model runs (docs/design.md §4, docs/math.md §13).
 
 Rules that hold in this file:
 

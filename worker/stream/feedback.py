@@ -3,8 +3,6 @@
 Rules that hold in this file (docs/design.md §3):
 
 - Feedback that is valid by itself is journaled, whether or not it changed anything or fits the slate in the table.
-- Feedback of a session that is not journaled leaves no fact either. Feedback without its arrival is journaled in any
-  case.
 - Feedback without its arrival is parked as it came, at most `MOST_PARKED` records of a session, and only while there is
   room. It is in the journal then, and is not journaled again when it is joined.
 - The arrival and the feedback of a session meet only if both producers place its key in the same partition. Feedback
@@ -123,8 +121,7 @@ class FeedbackJoin:
         if not was_shown and feedback.arm not in self.sessions.versions.newest_arms:
             self.reader.reject(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
-        if session is None or session.share != 0:
-            batch.facts.append(fact_of(feedback))
+        batch.facts.append(fact_of(feedback))
         if session is None:
             self._park(record, feedback, state if type(state) is Parked else None, batch)
         elif self._apply(record, feedback, session, batch.emits):

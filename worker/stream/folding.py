@@ -8,8 +8,7 @@ Rules that hold in this file:
   after the information is rounded (`packing.py`).
   Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
   error that the machine causes (no memory) is passed on: another machine may have more.
-- Exploration is planned for as many users as the window had, journaled or not. A journaled session stands for 1/share
-  of them in the ranks (`chance.py`). N = sessions of this window, t = the episode that comes,
+- Exploration is planned for as many users as the window had. N = sessions of this window, t = the episode that comes,
   folds so far + 1: M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t
   among the window's own contexts under the new estimate (docs/math.md §5). Where several have that very score, a share
   of them explores. Sessions of the control group and those drawn at random (`random_share`) explore nothing, so the
@@ -43,7 +42,6 @@ from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.calibration import Predicted, kind_of, predict
-from worker.stream.chance import Shares
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation
 from worker.stream.feature_changes import contexts_of
 from worker.stream.joining import ClosedWindow, SessionPlan
@@ -106,14 +104,9 @@ def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None =
                 expected_sessions=window.sessions,
                 explore_budget=explore_budget(window.sessions, clock + 1, settings.horizon_episodes),
                 answers=_answers(parent, window, fit.kept),
-                shares=Shares.of(
-                    sessions=window.sessions - window.controlled,
-                    exploring=window.exploring,
-                    at_most=settings.learn_at_most,
-                ),
             )
             folded = replace(folded, radius=_radius(folded, data), **_compared(parent, predicted, fit))
-            return with_thresholds(folded, window.plans, window.weights, window.sessions), fit.steps
+            return with_thresholds(folded, window.plans), fit.steps
     except MemoryError:
         raise
     except Exception as error:  # a window must not be able to stop the learner
@@ -204,23 +197,20 @@ def _radius(folded: Parameters, data: Observations) -> float:
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def with_thresholds(
-    parameters: Parameters, plans: Sequence[SessionPlan], weights: Floats, sessions: float
-) -> Parameters:
-    """Return a version whose thresholds let its budget of `sessions` explore, judged by plans that stand for them.
+def with_thresholds(parameters: Parameters, plans: Sequence[SessionPlan]) -> Parameters:
+    """Return a version whose thresholds let its budget of the expected sessions explore, judged by the plans of some.
 
     A threshold is τ_h, a tie the share of the sessions with exactly that score that explore; no ties if all do.
     """
     settings = parameters.settings
-    planner, planned_for = parameters.planner(), sessions * settings.planned_share
+    planner, planned_for = parameters.planner(), parameters.expected_sessions * settings.planned_share
     everybody = (0.0,) * settings.horizon
     if planner is None or not policy_named(settings.policy).is_selective or parameters.explore_budget >= planned_for:
         return replace(parameters, thresholds=everybody, ties=())
     rows = spread(len(plans), max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
-    weights = weights[rows]
-    rank = parameters.explore_budget * float(weights.sum()) / planned_for
+    rank = parameters.explore_budget * len(rows) / planned_for
     scores = _scores(parameters, planner, [plans[row] for row in rows.tolist()])
-    thresholds, ties = zip(*(score_of_rank(column, weights, rank) for column in scores.T), strict=True)
+    thresholds, ties = zip(*(score_of_rank(column, rank) for column in scores.T), strict=True)
     return replace(parameters, thresholds=thresholds, ties=ties if min(ties) < 1 else ())
 
 
@@ -233,12 +223,10 @@ def with_new_arms(changed: Parameters, plans: Sequence[SessionPlan]) -> Paramete
     settings = changed.settings
     if not any(changed.thresholds) or not policy_named(settings.policy).is_selective:
         return changed
-    weights = np.array([1 / plan.share for plan in plans])
-    rank = changed.explore_budget * float(weights.sum()) / max(1, changed.expected_sessions)
-    if rank < 1:
+    if changed.explore_budget * len(plans) < max(1, changed.expected_sessions):
         return replace(changed, thresholds=(NEVER,) * settings.horizon, ties=())
     with one_thread():
-        return with_thresholds(changed, plans, weights, changed.expected_sessions)
+        return with_thresholds(changed, plans)
 
 
 def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
@@ -258,29 +246,24 @@ def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) 
     return np.concatenate(parts)
 
 
-def score_of_rank(scores: Floats, weights: Floats, rank: float) -> tuple[float, float]:
+def score_of_rank(scores: Floats, rank: float) -> tuple[float, float]:
     """Return the score of a rank counted from the highest, and the share of the sessions with that score to take.
 
-    Each score stands for `weights` sessions and has the rank of the last of them. Between two ranks, the score is in
-    between; where the scores of both are equal, the share is what is left to take.
+    Between two ranks, the score is in between; where the scores of both are equal, the share is what is left to take.
 
-    >>> [score_of_rank(np.array([1.0, 4.0, 2.0]), np.ones(3), rank) for rank in (2, 1.5)]
+    >>> [score_of_rank(np.array([1.0, 4.0, 2.0]), rank) for rank in (2, 1.5)]
     [(2.0, 1.0), (3.0, 1.0)]
-    >>> score_of_rank(np.array([1.0, 4.0, 2.0]), np.array([10.0, 2.0, 4.0]), 6)
-    (2.0, 1.0)
-    >>> score_of_rank(np.array([4.0, 1.0, 1.0]), np.array([2.0, 10.0, 30.0]), 12)
+    >>> score_of_rank(np.array([4.0, 1.0, 1.0, 1.0, 1.0]), 2)
     (1.0, 0.25)
     """
-    order = np.argsort(-scores, kind="stable")
-    falling, ranks = scores[order], np.cumsum(weights[order])
-    rank = min(max(rank, float(ranks[0])), float(ranks[-1]))
-    above = int(np.searchsorted(ranks, rank, side="right"))
+    falling = -np.sort(-scores)
+    rank = min(max(rank, 1.0), float(len(falling)))
+    above = int(rank)
     last = float(falling[above - 1])
-    first, end = int(np.searchsorted(-falling, -last, side="left")), int(np.searchsorted(-falling, -last, side="right"))
-    if ranks[end - 1] > rank:
-        higher = float(ranks[first - 1]) if first else 0.0
-        return last, float((rank - higher) / (ranks[end - 1] - higher))
-    share = float((rank - ranks[above - 1]) / weights[order[above]]) if above < len(falling) else 0.0
-    if not share:
+    first, end = (int(np.searchsorted(-falling, -last, side=side)) for side in ("left", "right"))
+    if end > rank:
+        return last, (rank - first) / (end - first)
+    if rank == above:
         return last, 1.0
+    share = rank - above
     return float(last * (1 - share) + falling[above] * share), 1.0

@@ -11,14 +11,13 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, repeat
-from math import fsum
 from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.arrays import NO_ARM, Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -178,8 +177,8 @@ class SessionPlan(Struct, frozen=True, gc=False):
     """The plan of a session, in little memory.
 
     `context` and `exclude` are packed; `explored` has a byte per position of the slate, 1 if it explored, and is empty
-    if none did; `exploring` says whether it counts as exploring for the budget of learning; `share` is that of such
-    sessions in the journal; `control` says whether it is in the control group.
+    if none did; `random` says whether the whole slate was drawn uniformly, `control` whether the session is in the
+    control group.
     """
 
     parameters_version: int
@@ -187,8 +186,7 @@ class SessionPlan(Struct, frozen=True, gc=False):
     context: bytes
     exclude: bytes
     explored: bytes
-    exploring: bool = False
-    share: float = 1.0
+    random: bool = False
     control: bool = False
 
 
@@ -209,9 +207,7 @@ class ClosedWindow:
         from 1, its arm, and whether it was clicked
     unanswered_rows, unanswered_positions, unanswered_codes : session, position and arm of each display that was shown
         and not answered: the one after the last answer
-    weights : (n,), the number of sessions that each plan stands for
     uncertain : the number of sessions that are not learned from, because the user may have seen another slate
-    opened : the number of sessions that serving has counted; 0 where all are journaled
     """
 
     start: int
@@ -226,24 +222,12 @@ class ClosedWindow:
     unanswered_rows: Ints
     unanswered_positions: Ints
     unanswered_codes: Ints
-    weights: Floats
     uncertain: int
-    opened: int
 
     @property
     def sessions(self) -> int:
-        """The number of all sessions, whether or not they are journaled and learned from."""
-        return max(len(self.plans) + self.uncertain, self.opened)
-
-    @property
-    def controlled(self) -> int:
-        """The number of sessions of the control group."""
-        return sum(plan.control for plan in self.plans)
-
-    @property
-    def exploring(self) -> float:
-        """The number of all sessions that explored."""
-        return fsum(1.0 / plan.share for plan in self.plans if plan.exploring)
+        """The number of all sessions, whether or not they are learned from."""
+        return len(self.plans) + self.uncertain
 
     @property
     def arms(self) -> list[str]:
@@ -263,12 +247,10 @@ def closed_window(
     end: int,
     session_timeout: int,
     whole_slates: bool,
-    opened: int,
 ) -> ClosedWindow:
     """Join the sessions of a window with feedback.
 
-    With `whole_slates`, a session without a click counts as having passed over its whole slate. `opened` is the number
-    of all sessions, if not all are journaled.
+    With `whole_slates`, a session without a click counts as having passed over its whole slate.
     """
     certain = {key: plan for key, plan in sessions.items() if plan is not None}
     keys = sorted(certain)
@@ -291,7 +273,5 @@ def closed_window(
         unanswered_rows=unanswered,
         unanswered_positions=shown[unanswered] + 1,
         unanswered_codes=slates.at(unanswered, shown[unanswered] + 1),
-        weights=1.0 / np.array([plan.share for plan in plans]),
         uncertain=len(sessions) - len(plans),
-        opened=opened,
     )

@@ -219,11 +219,8 @@ class Learner:
             if len(event.context) != dim:
                 raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {dim}")
             self._late += not self.windows.open(offset, event) and self._live
-        else:
-            if isinstance(event, Progress) and event.opened:
-                self.windows.count(offset, event)
-            if self._live:
-                self._carry_out(offset, event, outcome)
+        elif self._live:
+            self._carry_out(offset, event, outcome)
 
     def _go_live(self, outcome: Outcome) -> None:
         self._live = True

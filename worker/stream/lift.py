@@ -1,11 +1,11 @@
-"""The lift: what the policy earns more than the control group, valid whenever it is looked at (docs/math.md §15).
+"""The lift: what the policy earns more than the control group, valid whenever it is looked at (docs/math.md §14).
 
 Rules that hold in this file:
 
 - Every session gives two scores, ψ₁ of what adcascade earns with such a user, ψ₀ of what the control earns (AIPW,
   `comparison.py`). Their means are the revenue per session of either, without bias whatever the model is.
-- Kept are the sums of w v and w² v vᵀ of v = (1, ψ₁, ψ₀, a − π), for revenue and for clicks. a − π is whether a session
-  is in the control group, less the probability of that. w is the number of sessions that a journaled one stands for.
+- Kept is the sum of v vᵀ of v = (1, ψ₁, ψ₀, a − π), for revenue and for clicks. a − π is whether a session is in the
+  control group, less the probability of that.
 - All figures come from these sums alone. The interval is an asymptotic confidence sequence (Waudby-Smith and others):
   it covers at all looks together with 95 %, so looking at every window, and stopping at any, is allowed.
 - The relative lift is the set of r for which 0 is in the interval of ψ₁ − (1 + r) ψ₀ (Fieller 1954).
@@ -41,8 +41,9 @@ TUNED: Final = 10_000
 #: Least sessions of each group, and least clicks of each, from which an interval is shown: it is asymptotic.
 LEAST_SESSIONS: Final = 200
 LEAST_CLICKS: Final = 50
-#: Shapes of the sums: of v, then of v vᵀ.
-_SHAPE: Final = (len(OUTCOMES), 5, 4)
+#: Shapes of the sums.
+_GROUPS: Final = (len(GROUPS), 3)
+_SUMS: Final = (len(OUTCOMES), 4, 4)
 
 
 class LiftRecord(Struct, frozen=True, kw_only=True):
@@ -51,14 +52,12 @@ class LiftRecord(Struct, frozen=True, kw_only=True):
     control: Annotated[str, Meta(description="What the control group gets.")]
     since: Annotated[int, described("Start of the first window.", minimum=0, maximum=MOST)]
     groups: Annotated[
-        tuple[tuple[Number, Number, Number, Number], ...],
-        described(
-            "Policy and control group: sessions compared, the sessions that these stand for, their revenue and clicks."
-        ),
+        tuple[tuple[Number, Number, Number], ...],
+        described("Policy and control group: sessions compared, their revenue and clicks."),
     ]
     sums: Annotated[
         tuple[tuple[tuple[Number, Number, Number, Number], ...], ...],
-        described("For revenue and for clicks: Σ w v, then the rows of Σ w² v vᵀ, of v = (1, ψ₁, ψ₀, a − π)."),
+        described("For revenue and for clicks: the rows of Σ v vᵀ, of v = (1, ψ₁, ψ₀, a − π)."),
     ]
 
 
@@ -66,22 +65,22 @@ class LiftRecord(Struct, frozen=True, kw_only=True):
 class Lift(ArrayValue):
     """Sums of the sessions since `since` that were compared with `control`.
 
-    groups : (2, 4), policy and control group: sessions, the sessions that they stand for, revenue, clicks
-    sums : (2, 5, 4), for revenue and for clicks: Σ w v, then Σ w² v vᵀ
+    groups : (2, 3), policy and control group: sessions, revenue, clicks
+    sums : (2, 4, 4), for revenue and for clicks: Σ v vᵀ
     """
 
     control: str
     since: int = 0
-    groups: Floats = field(default_factory=lambda: np.zeros((len(GROUPS), 4)))
-    sums: Floats = field(default_factory=lambda: np.zeros(_SHAPE))
+    groups: Floats = field(default_factory=lambda: np.zeros(_GROUPS))
+    sums: Floats = field(default_factory=lambda: np.zeros(_SUMS))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", frozen_array(self.groups, (len(GROUPS), 4)))
-        object.__setattr__(self, "sums", frozen_array(self.sums, _SHAPE))
+        object.__setattr__(self, "groups", frozen_array(self.groups, _GROUPS))
+        object.__setattr__(self, "sums", frozen_array(self.sums, _SUMS))
 
     def plus(self, scores: Scores, start: int) -> Lift:
         """Return the sums with those of a window that began at `start`."""
-        if not len(scores.weights):
+        if not len(scores.control):
             return self
         return Lift(
             control=self.control,
@@ -100,22 +99,22 @@ class Lift(ArrayValue):
     @property
     def is_known(self) -> bool:
         """Whether there are enough sessions and clicks for intervals."""
-        return bool((self.groups[:, 0] >= LEAST_SESSIONS).all() and (self.groups[:, 3] >= LEAST_CLICKS).all())
+        return bool((self.groups[:, 0] >= LEAST_SESSIONS).all() and (self.groups[:, 2] >= LEAST_CLICKS).all())
 
     def compare(self, outcome: str) -> ComparedOutcome | None:
         """Return the comparison of an outcome; None as long as too little is known.
 
         It is relative to the control unless that may as well be 0: then nothing is known of the ratio.
         """
-        first, second = (part[OUTCOMES.index(outcome)] for part in (self.sums[:, 0], self.sums[:, 1:]))
-        mass = first[0]
         if not self.is_known:
             return None
-        policy, control = (first[1:3] / mass).tolist()
-        # Covariance of the two means, of the ratio estimator Σwψ / Σw.
+        sums = self.sums[OUTCOMES.index(outcome)]
+        sessions = sums[0, 0]
+        policy, control = (sums[0, 1:3] / sessions).tolist()
+        # Covariance of the two means.
         centred = np.array([[-policy, 1.0, 0.0, 0.0], [-control, 0.0, 1.0, 0.0]])
-        covariance = centred @ second @ centred.T / mass**2
-        width = multiplier(mass**2 / second[0, 0])
+        covariance = centred @ sums @ centred.T / sessions**2
+        width = multiplier(sessions)
         (s11, s10), (_, s00) = (width**2 * covariance).tolist()
         half = math.sqrt(max(0.0, s11 - 2 * s10 + s00))
         gained = policy - control
@@ -129,13 +128,14 @@ class Lift(ArrayValue):
     @property
     def mismatch(self) -> float | None:
         """The size of the control group relative to what it should be, if it is wrong; else None."""
-        first, second = self.sums[0, 0], self.sums[0, 1:]
-        expected = self.groups[1, 1] - first[3]
+        sums = self.sums[0]
+        excess = sums[0, 3]
+        expected = self.groups[1, 0] - excess
         if not self.is_known and not expected >= LEAST_SESSIONS:
             return None
-        ratio = float(self.groups[1, 1] / expected)
-        off = multiplier(first[0] ** 2 / second[0, 0], MISMATCH_ALPHA) * math.sqrt(second[3, 3])
-        return ratio if abs(ratio - 1) > MISMATCH and abs(first[3]) > off else None
+        ratio = float(self.groups[1, 0] / expected)
+        off = multiplier(sums[0, 0], MISMATCH_ALPHA) * math.sqrt(sums[3, 3])
+        return ratio if abs(ratio - 1) > MISMATCH and abs(excess) > off else None
 
     @property
     def is_loss(self) -> bool:
@@ -253,14 +253,12 @@ class Scores:
 
     Parameters
     ----------
-    weights : (n,), the number of sessions that each stands for
     control : (n,), 1 for the control group, else 0
     share : (n,), the probability of being in it
     earned : (2, n), revenue and click of each session
     expected : (2, 2, n), for revenue and for clicks what is expected under the policy and under the control
     """
 
-    weights: Floats
     control: Floats
     share: Floats
     earned: Floats
@@ -268,19 +266,18 @@ class Scores:
 
     @property
     def groups(self) -> Floats:
-        """The sums per group, (2, 4)."""
+        """The sums per group, (2, 3)."""
         members = np.stack([1 - self.control, self.control])
-        columns = [np.ones_like(self.weights), self.weights, *(self.weights * self.earned)]
-        return np.asarray(members @ np.stack(columns, axis=1))
+        return np.asarray(members @ np.stack([np.ones_like(self.control), *self.earned], axis=1))
 
     @property
     def sums(self) -> Floats:
-        """The sums of w v and w² v vᵀ for each outcome, (2, 5, 4)."""
+        """The sums of v vᵀ for each outcome, (2, 4, 4)."""
         return np.stack([self._sums(row) for row in range(len(OUTCOMES))])
 
     def _sums(self, row: int) -> Floats:
         a, share, earned, (first, second) = self.control, self.share, self.earned[row], self.expected[row]
         policy = first + (1 - a) / (1 - share) * (earned - first)
         control = second + a / share * (earned - second)
-        weighted = self.weights * np.stack([np.ones_like(a), policy, control, a - share])
-        return np.vstack([weighted.sum(axis=1), weighted @ weighted.T])
+        rows = np.stack([np.ones_like(a), policy, control, a - share])
+        return np.asarray(rows @ rows.T)

@@ -31,7 +31,7 @@ from worker.errors import InputError, OldVersionError, ParametersError
 from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
 from worker.stream.calibration import Calibration
-from worker.stream.chance import ALL, Shares, stable_keys
+from worker.stream.chance import stable_keys
 from worker.stream.contexts import (
     ARRAYS,
     LEAST_SESSIONS,
@@ -76,8 +76,8 @@ class Parameters:
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
     `former` are the features before the last change, and `former_until` is the time up to which the watermark must have
     come before all sessions under them are over.
-    `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
-    version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
+    `kernels` is the fingerprint of the process that made the version (`worker.kernels`): with another one, its numbers
+    come out again up to rounding, not to the bit.
     `started_from` is the history behind version 0, which all later versions name, too. A version that learned from the
     sessions of another system is `imported`.
     """
@@ -116,7 +116,6 @@ class Parameters:
     pending: ObservedSessions | None = field(default=None, repr=False)
     former: FormerFeatures | None = field(default=None, repr=False)
     former_until: int = 0
-    shares: Shares = ALL
     started_from: StartRecord | None = None
     imported: bool = False
     kernels: str = field(default="", compare=False)
@@ -149,7 +148,6 @@ class Parameters:
         rows = 0 if self.misfit is None else len(self.misfit.scores)
         if max(rows, self.calibration.ads.shape[1]) > len(self.arms):
             raise ParametersError("calibration or misfit has more arms than the catalogue")
-        self.shares.check()
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
         object.__setattr__(self, "ties", tuple(map(float, self.ties)))
         object.__setattr__(self, "radius", float(self.radius))
@@ -388,7 +386,6 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "answers": "all",
         "standardise": False,
         "spread": 0.0,
-        "learn_at_most": 0,
         "dim": 1,
         "sha256": "",
         "radius": beta if is_number(beta) else 0.0,
@@ -437,7 +434,6 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         misfit=misfit,
         former=None if record.former_features is UNSET else record.former_features,
         former_until=record.former_until,
-        shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in (*PLAIN, *IF_SET)},
     )
 

@@ -2,8 +2,7 @@
 
 Rules that hold in this file (docs/design.md §3); those of feedback are in `feedback.py`:
 
-- Every record that is valid by itself is journaled, whether or not it changed anything, but for the sessions beyond the
-  budget of learning.
+- Every record that is valid by itself is journaled, whether or not it changed anything.
 - Every session that a batch touches gets its current decision once, at the end, if it is open. Same state, same bytes.
 - A bad record costs one dead letter and nothing else. Nothing here raises, for any records.
 - Values are deleted at the start of a later batch, once the acknowledged progress of the partition shows that no
@@ -12,15 +11,13 @@ Rules that hold in this file (docs/design.md §3); those of feedback are in `fee
 Of arrivals:
 
 - Slates are planned at arrival, all of a batch at once, and pinned.
-- Beyond the budget of learning, a share of the sessions is journaled (`chance.py`). The others are served alike, and
-  leave no fact in the journal.
 - Without room for more sessions, an arrival is answered with a fallback slate and not remembered: it leaves no value in
   the table and no fact in the journal. If it comes again, it may be remembered then.
 - Another arrival with the id of a session in the table is a dead letter.
 - Decisions, facts and table values are written together. So a worker can end when only the decision is written, and
   the next owner of the partition plans the arrival again. An arrival that was there before the takeover, and that an
-  earlier owner may have planned under another version, is journaled as uncertain, with any share: the user may
-  have seen another slate. This holds each time that it comes, also if the session is in the table.
+  earlier owner may have planned under another version, is journaled as uncertain: the user may have seen another
+  slate. This holds each time that it comes, also if the session is in the table.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from worker.secret import Secret
-from worker.stream.chance import journaled
 from worker.stream.contexts import pack_context, unpack_context
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_decision, encode_journal
@@ -158,7 +154,7 @@ class Serving(SessionTable):
         return first.values()
 
     def take_arrival(self, record: Record, arrival: Arrival, batch: Batch) -> None:
-        """Open the session of an arrival, or find it in the table; journal it if it is to be."""
+        """Open the session of an arrival, or find it in the table, and journal it."""
         session_id = arrival.session_id
         # An earlier owner of the partition may have answered it with another slate.
         uncertain = record.offset < self.repeated_until and not self.versions.is_certain(
@@ -182,9 +178,7 @@ class Serving(SessionTable):
             self._answer_unremembered(record, arrival, batch)
             return
         else:
-            session, context = self._open(arrival, batch, uncertain), arrival.context
-        if session.share == 0:
-            return
+            session, context = self._open(arrival, batch), arrival.context
         batch.emits.tally.replanned += uncertain
         batch.facts.append(
             Opened(
@@ -195,12 +189,11 @@ class Serving(SessionTable):
                 modes=session.modes,
                 exclude=arrival.exclude,
                 parameters_version=session.version,
-                share=session.share,
                 uncertain=uncertain,
             )
         )
 
-    def _open(self, arrival: Arrival, batch: Batch, uncertain: bool) -> Session:
+    def _open(self, arrival: Arrival, batch: Batch) -> Session:
         """Put a session that is planned into the table, with the feedback that waited for it."""
         session_id, emits = arrival.session_id, batch.emits
         planner, context, slate = batch.planned[session_id]
@@ -208,13 +201,10 @@ class Serving(SessionTable):
         deadline = arrival.occurred_at + parameters.settings.session_timeout
         exclude = brief_exclusions(arrival.exclude)
         session = Session(arrival.occurred_at, deadline, context, exclude, parameters.version, *slate)
-        if not uncertain:
-            session.share = journaled(parameters.settings.salt, session_id, parameters.shares.of_slate(slate.modes))
         parked = self.open(session_id, session)
         if (over := self.progress - deadline - parameters.settings.lateness) >= 0:
             emits.tally.troubles.add("late-arrivals", f"a session was over for {over / 1000:,.0f} s")
         emits.tally.opened += 1
-        emits.tally.unjournaled += session.share == 0
         if session.values:
             emits.tally.expected_reward += session.values[0]
         batch.touched[session_id] = True

@@ -89,7 +89,7 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
     """A session whose arrival is known.
 
     `deadline` is the last time of feedback that counts; `context` is packed, `exclude` is in brief; `clicked` 0 means
-    no click; `share` is that of such sessions in the journal, None means all, and 0 that this one is not journaled.
+    no click.
     """
 
     arrived_at: int
@@ -103,7 +103,6 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
     values: tuple[float, ...]
     clicked: int = 0
     passed: int = 0
-    share: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -189,8 +188,6 @@ def _check(session: Session) -> None:
         raise ValueError("slate, modes, propensities and values differ in length")
     if not isfinite(sum(session.values) + sum(shares or ())):
         raise ValueError("a value or a propensity is not finite")
-    if session.share is not None and not 0 <= session.share < 1:
-        raise ValueError("the share is not below 1")
     if not (0 <= session.clicked <= len(slate) and 0 <= session.passed <= len(slate)):
         raise ValueError("a position is beyond the slate")
     if not 0 <= session.arrived_at <= session.deadline <= 2 * MOST:

@@ -90,8 +90,8 @@ class LearningSettings:
 
     Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `spread`:
     how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
-    "auto". `answers`: whether the rates at which users go on are learned, or all go on. `learn_at_most`: sessions per
-    window that are learned from, about; 0: all. `order`: ids of the arms that the policy fixed shows first.
+    "auto". `answers`: whether the rates at which users go on are learned, or all go on. `order`: ids of the arms that
+    the policy fixed shows first.
     `control_share` is that of the control group, and `control` what it gets (`slates.py`). `max_loss` is the loss of
     revenue, as a share, beyond which exploration stops, 0: none; not before `guardrail_sessions` are compared.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
@@ -121,7 +121,6 @@ class LearningSettings:
     answers: str = "learned"
     standardise: bool = True
     features: Features | None = None
-    learn_at_most: int = 300_000
     order: tuple[str, ...] = ()
     control_share: float = 0.0
     control: str = CONTROLS[0]
@@ -203,7 +202,6 @@ _LEAST = {
     "window": 1,
     "session_timeout": 0,
     "lateness": 0,
-    "learn_at_most": 0,
     "guardrail_sessions": 0,
 }
 _CHOICES: Mapping[str, Collection[str]] = {

@@ -1,6 +1,6 @@
 """From arrivals to slates of arm ids, under one version of the parameters.
 
-The control group (docs/math.md §15): a session is in it if the number of its unit, the user or else the session, is
+The control group (docs/math.md §14): a session is in it if the number of its unit, the user or else the session, is
 below `control_share`, whatever else may hold: also in the warm-up, under the guardrail, and if it would have been drawn
 at random. So each session is in the group with exactly this probability. It gets, with no regard to what is learned
 from the others,

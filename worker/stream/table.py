@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from worker.stream.chance import OpenedCounts
 from worker.stream.events import MOST
 from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state
 from worker.stream.topology import Record, Tally
@@ -86,7 +85,6 @@ class SessionTable:
         self.partition = partition
         self.room = room
         room.tables[partition] = self.table
-        self._opened = OpenedCounts()
         self.parked = 0
         self.progress = -1
         self.repeated_until = 0
@@ -99,11 +97,6 @@ class SessionTable:
     def open_sessions(self) -> int:
         """The number of sessions, including ended ones not yet deleted."""
         return len(self.table) - self._awaited
-
-    @property
-    def opened(self) -> tuple[tuple[int, int], ...] | None:
-        """The sessions opened by the start of their window, for progress; None where all are journaled."""
-        return self._opened.report() if self.versions.are_sampled else None
 
     # ── ownership ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -123,7 +116,6 @@ class SessionTable:
                 continue
             self.table[session_id] = state
             if type(state) is Session:
-                self._opened.add(state.arrived_at, self.versions.newest.settings.window)
                 tally.recovered += 1
             elif type(state) is Parked:
                 tally.recovered_parked += len(state.records)
@@ -143,7 +135,6 @@ class SessionTable:
         self.room.held -= sum(map(state_size, self.table.values()))
         self.room.tables.pop(self.partition, None)
         self.table.clear()
-        self._opened.clear()
         self._due.clear()
         self.parked = self._awaited = 0
         return tally
@@ -154,7 +145,6 @@ class SessionTable:
         """Add a session; return the feedback that waited for it."""
         before = self.table.get(session_id)
         self.table[session_id] = session
-        self._opened.add(session.arrived_at, self.versions.newest.settings.window)
         self.room.held += 1
         self._schedule(session_id, session.deadline)
         if type(before) is not Parked:
@@ -186,8 +176,6 @@ class SessionTable:
     def acknowledged(self, progress: int) -> None:
         """Note that everything up to this time is processed, journaled and acknowledged."""
         self.progress = max(self.progress, progress)
-        settings = self.versions.newest.settings
-        self._opened.drop(self.progress - settings.window - settings.grace + 1)
 
     @property
     def has_due(self) -> bool:

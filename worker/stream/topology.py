@@ -148,14 +148,13 @@ class Tally:
     - feedback + recovered_parked
       = applied + redundant + late + outside + unknown + unparked + parked now + handed_over_parked + dead_feedback
 
-    `unjournaled` are the opened sessions that are not journaled, because learning has a budget. `unremembered` and
-    `unparked` are arrivals and feedback for which there was no room. `replanned` are arrivals, opened or repeated, that
-    are journaled as uncertain. `unknown` is feedback for a session that a server has never opened.
+    `unremembered` and `unparked` are arrivals and feedback for which there was no room. `replanned` are arrivals,
+    opened or repeated, that are journaled as uncertain. `unknown` is feedback for a session that a server has never
+    opened.
     """
 
     arrivals: int = 0
     opened: int = 0
-    unjournaled: int = 0
     repeated: int = 0
     unremembered: int = 0
     dead_arrivals: int = 0

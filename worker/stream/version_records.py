@@ -24,7 +24,6 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.errors import ParametersError
 from worker.stream.accounts import NOTHING, AccountsRecord
-from worker.stream.chance import ALL
 from worker.stream.contexts import SCALES, WAITING
 from worker.stream.events import (
     MOST,
@@ -122,13 +121,6 @@ class MisfitRecord(Struct, frozen=True, kw_only=True):
 
     scores: Annotated[Array, described("Σ q̃(y − p), shape (K, P).")]
     informations: Annotated[Array, described("Σ p(1 − p)q̃², shape (K, P).")]
-
-
-class SharesRecord(Struct, frozen=True, kw_only=True):
-    """Shares of the sessions that are journaled: of those that explore, random slates included, and of the others."""
-
-    exploring: Probability
-    others: Probability
 
 
 class PrecisionRecord(Struct, frozen=True, kw_only=True):
@@ -253,13 +245,6 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     features: Annotated[
         Features | None, described("Declared features; missing if none are declared. Their columns are in this order.")
     ] = None
-    learn_at_most: Annotated[
-        int,
-        described(
-            "Sessions per window that are learned from, about; beyond it a share is journaled. 0 or missing: all.",
-            **_WHOLE,
-        ),
-    ] = 0
     order: Annotated[
         tuple[Identifier, ...], described("Arms that the policy fixed shows first; the others follow in their order.")
     ] = ()
@@ -298,7 +283,6 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     imported: Annotated[bool, described("Whether the sessions were those of another system (adcascade import).")] = (
         False
     )
-    learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
     answer_counts: AnswerRecord | UnsetType = UNSET
     calibration: Annotated[
         Array | UnsetType,
@@ -342,7 +326,7 @@ PLAIN: Final = (
 #: Fields of the same name that a record has only if they are set, and such settings.
 IF_SET: Final = ("changed", "ties", "kernels", "started_from", "imported", "guarded", "popular")
 _CONTROL: Final = ("control_share", "control", "max_loss", "guardrail_sessions")
-_OPTIONAL: Final = ("features", "learn_at_most", "order", *_CONTROL)
+_OPTIONAL: Final = ("features", "order", *_CONTROL)
 COUNTS: Final = ("displayed", "answered")
 SCORES: Final = ("scores", "informations")
 _UNCOVERED: Final = frozenset(
@@ -377,8 +361,6 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
         "arms": [_arm_document(arm) for arm in parameters.arms],
     }
-    if settings.learn_at_most:
-        document["learn_at_most"] = settings.learn_at_most
     if settings.order:
         document["order"] = settings.order
     if settings.control_share:
@@ -388,8 +370,6 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}
     if parameters.former is not None:
         document |= {"former_features": to_builtins(parameters.former), "former_until": parameters.former_until}
-    if parameters.shares != ALL:
-        document["learn_shares"] = parameters.shares._asdict()
     if parameters.accounts != NOTHING:
         document["accounts"] = parameters.accounts.document()
     if parameters.lift is not None:

@@ -22,7 +22,6 @@ from typing import Any, Final
 import numpy as np
 
 from worker.errors import FailedError
-from worker.stream.chance import ALL
 from worker.stream.decoding import Encoders
 from worker.stream.feature_changes import encoder_of
 from worker.stream.features import ContextEncoder
@@ -88,7 +87,6 @@ def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
         ("thresholds", one.thresholds, other.thresholds),
         ("ties", one.ties, other.ties),
         ("radius", one.radius, other.radius),
-        ("learn_shares", one.shares, other.shares),
         *((name.split(".")[0], ours.get(name), packed.get(name)) for name in {**ours, **packed}),
     ]
     for name, mine, theirs in pairs:
@@ -197,11 +195,6 @@ class Versions:
     def newest_arms(self) -> Mapping[str, int]:
         """The arms of the newest version with their indices; arms are never removed, so these are all."""
         return self._known[-1].index
-
-    @property
-    def are_sampled(self) -> bool:
-        """Whether some known version journals a share of its sessions only."""
-        return any(planner.parameters.shares != ALL for planner in self._known)
 
     def reward_of(self, arm: str) -> float:
         """Return the revenue of a click on the arm by the newest version; 0 if it is unknown."""

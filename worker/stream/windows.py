@@ -12,7 +12,6 @@ Rules that hold in this file (docs/design.md §4):
 - A session is uncertain if any of its facts says so, or if two of them differ: the user may have seen another slate (a
   crash while a version was late). It is counted, and not learned from.
 - Feedback is kept until the window of its own time is closed: sessions that could use it are closed by then.
-- Where a share of the sessions is journaled, `opened` carries the share, and progress the number of all sessions.
 - Neither the order nor the repetition of records matters.
 - All that can wait is done when a window is closed (`joining.py`).
 """
@@ -22,10 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from worker.stream.chance import is_exploring
 from worker.stream.contexts import pack_context
-from worker.stream.decoding import MAX_FACT_LEAD
-from worker.stream.events import MOST, FeedbackFact, Opened, Progress
+from worker.stream.events import FeedbackFact, Mode, Opened, Progress
 from worker.stream.joining import AnswerColumns, ClosedWindow, OpenSessions, SessionPlan, closed_window
 from worker.stream.session import pack_exclusions
 
@@ -93,6 +90,9 @@ class Watermark:
         return len(since) == event.partitions and event.time - max(since.values()) >= span
 
 
+#: Modes of a session whose whole slate is drawn uniformly.
+_DRAWN: Final[frozenset[Mode]] = frozenset(("warmup", "random"))
+
 #: Feedback records of a window, per open session and in all, above which repeated ones are dropped. With fewer,
 #: repetition costs little memory.
 REPEATED_PER_SESSION: Final = 16
@@ -100,12 +100,11 @@ LEAST_REPEATED: Final = 65_536
 
 
 class _Window:
-    __slots__ = ("answers", "first_offset", "opened", "sessions", "unrepeated")
+    __slots__ = ("answers", "first_offset", "sessions", "unrepeated")
 
     def __init__(self, first_offset: int) -> None:
         self.first_offset = first_offset
         self.sessions: OpenSessions = {}
-        self.opened: dict[tuple[int, int], int] = {}  # by partition and start of the window
         self.answers = AnswerColumns()  # feedback of this window's time
         self.unrepeated = 0  # feedback records when repeated ones were last dropped
 
@@ -174,8 +173,7 @@ class OpenWindows:
             pack_context(event.context),
             pack_exclusions(event.exclude),
             bytes([mode == "explore" for mode in event.modes]) if "explore" in event.modes else b"",
-            is_exploring(event.modes),
-            1.0 if event.share is None else event.share,
+            not _DRAWN.isdisjoint(event.modes),
             "control" in event.modes,
         )
 
@@ -188,13 +186,6 @@ class OpenWindows:
         window.answers.append(event.session_id, time, event.position, self._names.setdefault(arm, arm), event.clicked)
         self._drop_repeated(window)
         return True
-
-    def count(self, offset: int, event: Progress) -> None:
-        """Note how many sessions of open windows a partition has opened; of several counts the highest is right."""
-        for start, sessions in event.opened or ():
-            if self._closed_until <= start <= event.time + MAX_FACT_LEAD:
-                opened, key = self._at(start // self._window, offset).opened, (event.partition, start)
-                opened[key] = max(opened.get(key, 0), sessions)
 
     def _at(self, number: int, offset: int) -> _Window:
         """Return a window, begun if need be, that needs the journal from this offset on."""
@@ -218,8 +209,6 @@ class OpenWindows:
         for old in before.values():
             for key, plan in old.sessions.items():
                 self._at(key[1] // window, old.first_offset).sessions[key] = plan
-            for of, sessions in old.opened.items():
-                self._at(of[1] // window, old.first_offset).opened[of] = sessions
             for record in old.answers:
                 self._at(record[1] // window, old.first_offset).answers.append(*record)
 
@@ -256,7 +245,6 @@ class OpenWindows:
                 end=end,
                 session_timeout=session_timeout,
                 whole_slates=whole_slates,
-                opened=min(sum(window.opened.values()), MOST),
             )
         finally:  # also after an error: the window is closed
             self._names.clear()

@@ -15,7 +15,6 @@ from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.history import exploration_share
 from worker.stream.calibration import SESSIONS
-from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.episodes import answering
 from worker.stream.events import PredictedClicks
@@ -188,7 +187,6 @@ def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
         "active": sum(arm.active for arm in parameters.arms),
         "observations": parameters.observations,
         "budget": None if exploration_share(parameters) is None else parameters.explore_budget,
-        "learn_shares": None if parameters.shares == ALL else parameters.shares._asdict(),
         "frozen": parameters.frozen,
         "norm": _short(snapshot.numbers.get("parameter_norm")),
     }

@@ -93,11 +93,6 @@ _LEARNING = grouped(
     Option(
         "unanswered", "meaning of a display without feedback; passed where only clicks are reported", choices=UNANSWERED
     ),
-    count(
-        "learn-at-most",
-        "sessions per window to learn from, a sample if there are more; 0: all",
-        least=0,
-    ),
     Option("standardise", "standardisation of numbers in contexts, by the first sessions", flag=True),
     Option(
         "features",

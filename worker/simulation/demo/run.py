@@ -57,7 +57,6 @@ class DemoSettings:
     random_share: float = _LEARNING.random_share
     control_share: float = _LEARNING.control_share
     control: str = _LEARNING.control
-    learn_at_most: int = 0
 
     def learning(self) -> LearningSettings:
         """Return the learner's part of the settings."""

@@ -37,7 +37,6 @@ from worker.bandit.policies import (
     Policy,
     Random,
     RoundRobin,
-    Slates,
     policy_named,
 )
 from worker.errors import EstimationError, FailedError
@@ -45,7 +44,6 @@ from worker.simulation.experiment.misfits import Misfits
 from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask, Run
 from worker.simulation.world import Chance, true_heads
 from worker.simulation.worth import Valuer
-from worker.stream.chance import ALL, Shares
 from worker.stream.contexts import LEAST_SESSIONS, Standardisation
 
 # ── one run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -79,13 +77,12 @@ class _Experiment:
         self._waiting: list[Answered] = []  # sessions before the first fold, if it has to standardise
         self.belief = self._prior(None)
         self.answers = AnswerCounts.none(arms=settings.arms, horizon=settings.horizon)
-        self.displays = self.clicks = self.learned = self.rejected = self._turns = 0
+        self.displays = self.clicks = self.rejected = self._turns = 0
         self.new_displays: tuple[int, ...] = ()
         self.forgotten: list[tuple[int, float]] = []
         self._clock = 0.0  # t of M_t
         self._changes = AT_FIRST  # noticed lately
         self._observed = 0  # displays that were learned from
-        self._shares = ALL
         self._largest_norm = 1.0
         self._misfits = Misfits(self.world, settings.model) if settings.crosses == "none" else None
 
@@ -127,7 +124,6 @@ class _Experiment:
             clicks=self.clicks,
             new_displays=self.new_displays,
             forgotten=tuple(self.forgotten),
-            learned=self.learned,
             theta_error=error,
             log_odds_error=self._log_odds_error(),
             projection=projection,
@@ -158,8 +154,7 @@ class _Experiment:
         clicked, answered = self.world.answers(contexts, slates.arms, moods)
         displayed = np.arange(horizon) < answered[:, None]
         self._count(t, slates.arms, clicked, displayed)
-        kept = self._journaled(slates)
-        self._learn(t, Answered(contexts[kept], slates.arms[kept], clicked[kept], displayed[kept]))
+        self._learn(t, Answered(contexts, slates.arms, clicked, displayed))
         valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
         best = valuer.values(contexts, valuer.best_slates(contexts))
         regret = best - valuer.values(contexts, slates.arms)
@@ -214,16 +209,6 @@ class _Experiment:
             ridge=self.settings.ridge,
             displays=self._observed,
         )
-
-    def _journaled(self, slates: Slates) -> NDArray[np.bool_]:
-        """Return whether each session is learned from, by the shares of the episode before, as on the stream."""
-        users, at_most = self.task.users, self.settings.learn_at_most
-        exploring = np.asarray(slates.explored.any(axis=1))
-        numbers = self.chance.journal.random(users) if at_most else np.zeros(users)
-        kept = np.asarray(numbers < np.where(exploring, *self._shares))
-        self._shares = Shares.of(sessions=users, exploring=float(exploring.sum()), at_most=at_most)
-        self.learned += int(kept.sum())
-        return kept
 
     def _learn(self, t: int, answers: Answered) -> None:
         """Fold the displays of some sessions; the first ones wait until there are enough to standardise numbers by."""

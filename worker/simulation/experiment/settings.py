@@ -36,7 +36,6 @@ class ExperimentSettings:
     new_arms, join : number of arms that are not shown before episode `join`
     levels, noise, reported, prices, better, change, interaction, crosses, pairs : options of environments; None: the
         default
-    learn_at_most : sessions per episode that are learned from, about; 0: all
     """
 
     policy: tuple[str, ...] = ("ucbbp", "aucbbp", "epsilon-greedy")
@@ -73,7 +72,6 @@ class ExperimentSettings:
     interaction: float | None = None
     crosses: str | None = None
     pairs: int | None = None
-    learn_at_most: int = 0
 
     def __post_init__(self) -> None:
         additive = self.model == AdditiveModel.name
@@ -175,7 +173,6 @@ class Run(ExperimentTask):
     displays, clicks : answered displays and clicks of the run
     new_displays : displays of each new arm in its first episode
     forgotten : for each episode in which something was, its number and the share of what was known that was kept
-    learned : sessions that were learned from
     theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
         the truth has none, or of other columns. Arms that no good policy shows keep a large error
     log_odds_error : root mean square error of the log-odds over the slates of the last episode
@@ -192,7 +189,6 @@ class Run(ExperimentTask):
     clicks: int
     new_displays: tuple[int, ...]
     forgotten: tuple[tuple[int, float], ...]
-    learned: int
     theta_error: float | None
     log_odds_error: float
     projection: float | None

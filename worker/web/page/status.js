@@ -96,7 +96,7 @@ function showTiles(status) {
   setText("exploring-name", drawn ? "Positions drawn at random" : "Positions with a bonus");
   setText("exploring-note", recent.allowed === null ? (drawn ? "the others show the best ad" : "for uncertain ads; not an experiment") : `for uncertain ads; budget ${percent(share(recent.allowed, recent.sessions))}`);
   setText("version", parameters ? `v${count(parameters.version)}` : "–");
-  setText("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays${sampled(parameters.learn_shares)}` : "none received yet");
+  setText("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays` : "none received yet");
 }
 
 /** What adcascade earns against the control group, if there is one. */
@@ -105,10 +105,6 @@ function showLift({ lift }) {
   if (!lift) return;
   setText("lift", lift.gained ?? "–");
   setText("lift-note", lift.note);
-}
-
-function sampled(shares) {
-  return shares ? ` · learns from ${percent(shares.exploring)} of exploring sessions, ${percent(shares.others)} of others` : "";
 }
 
 const samples = [];
