@@ -9,7 +9,7 @@ Times are nanoseconds since the epoch, for latencies; events have milliseconds.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM
+from worker.bandit.arrays import NO_ARM, Floats
 from worker.metrics.history import DELAY_BOUNDS, Histogram
 from worker.simulation.environments import make_environment
-from worker.simulation.users import Cohort, Habits, Sent, Users
+from worker.simulation.users import Habits, Sent, Users
 from worker.simulation.world import Chance, Environment
 from worker.simulation.worth import Valuer, WorthHistory
 from worker.stream.decoding import Rejected, decode_decision
@@ -30,11 +30,10 @@ from worker.stream.settings import LearningSettings
 
 NANOSECONDS: Final = 1_000_000  # in a millisecond
 PERIOD: Final = 50  # milliseconds of a cohort: short, because nothing is sent while it is drawn
-MOST_BEHIND: Final = 2_000  # milliseconds; users who are later than that are skipped
+MOST_BEHIND: Final = 2_000  # milliseconds; if this process is slower, users are left out
 GRACE: Final = 10_000  # milliseconds without any decision, after which the wait for one ends
 DISORDERED: Final = 0.03  # share of the records that are held up, if any are
 SETTLE_EVERY: Final = 250  # milliseconds between two updates of the accounts
-_SCORED_AT_ONCE: Final = 512
 LATENCY_BOUNDS: Final = (1e-5 * 1.02 ** np.arange(1_000)).tolist()  # seconds, up to an hour
 
 #: The defaults of serving, which the workers have too.
@@ -94,7 +93,6 @@ class Counts:
     decided, undecided : sessions that got their first decision, or did not in time
     forsaken : sessions that got no later decision in time
     decisions, others : decisions that a user waited for; repeated, foreign and undecodable ones
-    skipped : milliseconds whose users were left out because this process could not keep up with the rate
     """
 
     records: dict[str, int] = field(default_factory=lambda: {"arrivals": 0, "clicks": 0})
@@ -106,7 +104,6 @@ class Counts:
     others: int = 0
     clicks: int = 0
     earned: float = 0.0
-    skipped: int = 0
     version: int = -1  # the newest in a decision
     modes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MODES, 0)))
 
@@ -156,13 +153,12 @@ class Traffic:
         self._numbers = count()  # records of the same time stay in order
         self._period = 0  # the next whose users enter
         self._entered = 0  # users
-        self.closing = False  # whether no more users enter
+        self._closing = False  # whether no more users enter
         self._received = self._sent = self._settled = self.start  # milliseconds
-        self._expects: dict[int, dict[int, _Waiting | None]] = {}  # period → index of a user → the decision expected
-        self._later = 0  # sessions that wait for another decision than their first
-        self._current: deque[tuple[int, int]] = deque()  # periods with users present, and the end of their patience
+        self._coming: set[bytes] = set()  # sessions whose arrival is in the queue
+        self._waiting: dict[str, _Waiting] = {}  # by session; those that wait the longest first
         self._clicks: dict[bytes, float] = {}  # clicks in the queue and their revenue
-        self._fresh: list[tuple[Cohort, int, tuple[str, ...]]] = []  # slates without a value yet
+        self._fresh: list[tuple[Floats, list[int]]] = []  # contexts and slates without a value yet
 
     # ── records ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,39 +176,33 @@ class Traffic:
             records.append(record)
             self._sent = time
             counts.records[record.topic] += 1
-            if record.topic == "arrivals":
-                self._open(record, now)
+            if record.key in self._coming:  # not yet a copy or poison, which come after the arrival
+                self._coming.remove(record.key)
+                self._waiting[record.key.decode()] = _Waiting(1, now)
+                counts.sessions += 1
             elif record.value in self._clicks:
                 counts.clicks += 1
                 counts.earned += self._clicks.pop(record.value)  # a second copy earns nothing
         return records
 
-    def _open(self, record: Sent, now: int) -> None:
-        """Open the session of a user's first record, which is the arrival: copies and poison come after it."""
-        period, index = self._users.user_of(record.key.decode()) or (-1, -1)
-        expects = self._expects.get(period)
-        if expects is not None and index not in expects:
-            expects[index] = _Waiting(1, now)
-            self.counts.sessions += 1
-
     @property
     def finished(self) -> bool:
         """Whether no more users enter, everything is sent and no session waits."""
-        return self.closing and not self._queue and not self.waiting
+        return self._closing and not self._queue and not self._waiting
 
     def stalled(self, now: int) -> bool:
         """Return whether no more users enter, everything is sent, and no decision has arrived for a long time."""
-        return self.closing and not self._queue and now // NANOSECONDS - self._received > GRACE
+        return self._closing and not self._queue and now // NANOSECONDS - self._received > GRACE
 
     @property
     def waiting(self) -> int:
         """Sessions that wait for a decision."""
-        return self.counts.sessions - self.counts.decided - self.counts.undecided + self._later
+        return len(self._waiting)
 
     @property
     def forsaken(self) -> int:
         """Sessions that got a decision and then no other, or still wait for it."""
-        return self.counts.forsaken + self._later
+        return self.counts.forsaken + sum(waiting.position > 1 for waiting in self._waiting.values())
 
     @property
     def active_seconds(self) -> float:
@@ -225,12 +215,9 @@ class Traffic:
         """Let the users enter whose time has come."""
         settings, users = self.settings, self._users
         if settings.duration is not None and time >= self.start + settings.duration:
-            self.closing = True
-        oldest = users.period_of(time - MOST_BEHIND)
-        if not self.closing and self._period < oldest:
-            self.counts.skipped += (oldest - self._period) * PERIOD
-            self._period = oldest
-        while not self.closing and users.start + self._period * PERIOD <= time:
+            self._closing = True
+        self._period = max(self._period, users.period_of(time - MOST_BEHIND))
+        while not self._closing and users.start + self._period * PERIOD <= time:
             self._enter(self._period)
             self._period += 1
 
@@ -240,58 +227,58 @@ class Traffic:
         entering = len(users.cohort(period))
         if settings.sessions is not None and self._entered + entering >= settings.sessions:
             entering = settings.sessions - self._entered
-            self.closing = True
+            self._closing = True
         self._entered += entering
-        self._expects[period] = {}
-        last = users.start + (period + 1) * PERIOD
-        self._current.append((period, last + settings.patience + settings.disorder + GRACE))
         sessions = {users.session_id(period, index).encode() for index in range(entering)}
+        self._coming |= sessions
         self._push(record for record in users.arrivals(period) if record.key in sessions)
 
     def _push(self, records: Iterable[Sent]) -> None:
         for record in records:
             heappush(self._queue, (record.time, next(self._numbers), record))
 
+    def _gone(self, time: int) -> int:
+        """Return a time before which users came whose patience has ended, and to whom no decision is on its way."""
+        return time - self.settings.patience - self.settings.disorder - GRACE
+
     def _expire(self, time: int) -> None:
-        """Drop the users whose patience ended long ago, and count those who still wait."""
-        users = self._users
-        while self._current and self._current[0][1] < time:
-            period, _ = self._current.popleft()
-            for waiting in filter(None, self._expects.pop(period).values()):
-                if waiting.position == 1:
-                    self.counts.undecided += 1
-                else:
-                    self._later -= 1
-                    self.counts.forsaken += 1
-            users.expire(users.start + (period + 1) * PERIOD)
+        """Drop the users who are gone, and count the sessions that have waited as long."""
+        gone = self._gone(time)
+        self._users.expire(gone)
+        while self._waiting:
+            session_id, waiting = next(iter(self._waiting.items()))
+            if waiting.since >= gone * NANOSECONDS:
+                break
+            del self._waiting[session_id]
+            if waiting.position == 1:
+                self.counts.undecided += 1
+            else:
+                self.counts.forsaken += 1
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, values: Iterable[bytes | None], now: int) -> None:
         """Handle decisions; the answers will be due."""
-        time = now // NANOSECONDS
-        self._received = time
+        self._received = now // NANOSECONDS
         for value in values:
             try:
-                self._show(decode_decision(value or b""), now, time)
+                self._show(decode_decision(value or b""), now)
             except Rejected:
                 self.counts.others += 1
-        if len(self._fresh) >= _SCORED_AT_ONCE:
-            self.settle(now)
 
-    def _show(self, decision: Decision, now: int, time: int) -> None:
-        users, counts = self._users, self.counts
+    def _show(self, decision: Decision, now: int) -> None:
+        users, counts, time = self._users, self.counts, now // NANOSECONDS
+        waiting = self._waiting.get(decision.session_id)
         period, index = users.user_of(decision.session_id) or (-1, -1)
-        expects = self._expects.get(period, {})
-        waiting = expects.get(index)
-        if waiting is None or decision.position < waiting.position:
+        is_gone = period < users.period_of(self._gone(time))
+        if waiting is None or is_gone or decision.position < waiting.position:
             counts.others += 1
             return
         cohort = users.cohort(period)
         counts.decisions += 1
         counts.modes[decision.mode] += 1
         counts.version = max(counts.version, decision.parameters_version)
-        expects[index] = None
+        del self._waiting[decision.session_id]
         if waiting.position == 1:
             counts.decided += 1
             seconds = max(0, now - waiting.since) / 1e9
@@ -299,9 +286,7 @@ class Traffic:
             self.longest = max(self.longest, seconds)
             self.delays.observe(seconds)
             if decision.position == 1:  # later ones do not contain the whole slate
-                self._fresh.append((cohort, index, decision.slate))
-        else:
-            self._later -= 1
+                self._fresh.append((cohort.contexts[index], users.arm_indices(decision.slate)))
         records = users.answer(decision, time)
         self._push(records)
         clicked, answered = cohort.clicked[index], cohort.answered[index]
@@ -309,18 +294,16 @@ class Traffic:
         if clicked != NO_ARM:
             self._clicks[records[-1].value] = users.arms[clicked].reward
         elif records and not cohort.prefetching[index] and answered < last:
-            expects[index] = _Waiting(answered + 1, now)
-            self._later += 1
+            self._waiting[decision.session_id] = _Waiting(answered + 1, now)
 
     def settle(self, now: int) -> None:
         """Bring the accounts up to date."""
         self._settled = now // NANOSECONDS
-        if not self._fresh:
-            return
-        fresh, self._fresh = self._fresh, []
-        contexts = np.array([cohort.contexts[index] for cohort, index, _ in fresh])
-        slates = np.array([self._users.arm_indices(slate) for _, _, slate in fresh], dtype=np.intp)
-        self.history.add(self._settled - self.start, self._valuer.worth(contexts, slates))
+        if self._fresh:
+            contexts, slates = zip(*self._fresh, strict=True)
+            self._fresh = []
+            worth = self._valuer.worth(np.array(contexts), np.array(slates, dtype=np.intp))
+            self.history.add(self._settled - self.start, worth)
 
     def latency(self, share: float) -> float | None:
         """Return a quantile of the seconds from an arrival to its first decision; None without decisions."""

@@ -50,7 +50,6 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
         "other_decisions": counts.others,
         "modes": {mode: count for mode, count in counts.modes.items() if count},
         "parameters_version": counts.version if counts.version >= 0 else None,
-        "skipped_seconds": counts.skipped / 1000,
         "finished": traffic.finished,
         "seconds": round(seconds, 3),
         "settings": asdict(traffic.settings),
@@ -71,9 +70,6 @@ def summary_rows(numbers: Mapping[str, Any]) -> list[TableRow]:
     ]
     if numbers["forsaken"]:
         rows.insert(1, ("  forsaken", f"{numbers['forsaken']:,}", "got no further decision"))
-    if numbers["skipped_seconds"]:
-        skipped = f"{numbers['skipped_seconds']:.1f} s"
-        rows.append(("skipped", skipped, "without users: this machine is too slow for the rate"))
     return rows
 
 
