@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
-from worker.metrics import imbalances
 from worker.secret import Secret
 from worker.stream.events import Command
 from worker.stream.parameters import Parameters
@@ -71,7 +70,7 @@ def assert_same(newest: Parameters, golden: Run) -> None:
 
 def assert_balanced(runner: Embedded) -> None:
     counts = (sum(task.open_sessions for task in runner.tasks), sum(task.parked for task in runner.tasks))
-    assert set(imbalances(runner.tally, *counts).values()) == {0}
+    assert set(runner.tally.imbalances(*counts).values()) == {0}
 
 
 def untidy(sent: list[Sent], seed: int) -> list[Sent]:

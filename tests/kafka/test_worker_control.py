@@ -159,8 +159,8 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     fleet.set_clock(START + SECOND)
     worker = fleet.serving(PYTHONPATH=os.pathsep.join([str(patched), environment()["PYTHONPATH"]]))
 
-    def reports(kind: str) -> float:
-        return worker.metric(f'adcascade_troubles_total{{kind="{kind}"}}')
+    def reported(kind: str) -> bool:
+        return f"trouble {kind}" in worker.text
 
     # Another learner, with another β, publishes version 1 first.
     (zero,) = fleet.control.history()
@@ -170,7 +170,7 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     fleet.send_raw([(fleet.names.parameters, b"1", encode_parameters(theirs))])
     # Its window closes: the learner here makes its own version 1, and reloads the published one.
     fleet.set_clock(START + 40 * SECOND)
-    eventually(lambda: reports("learner-down") >= 1, what="the disagreement is known")
+    eventually(lambda: reported("learner-down"), what="the disagreement is known")
     assert "two learners disagree" in worker.text
     eventually(lambda: worker.has_version(2), what="the learner goes on")
     assert [version.settings.beta for version in fleet.control.history()] == [1.5, 4.0, 1.5]
@@ -184,7 +184,7 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     append(fleet.connection, journal, encode_journal(large))
     append(fleet.connection, journal, encode_journal(replaced(large, arm="boom")))
     assert fleet.control.order(replaced(large, arm="fits")).arms[-1].arm == "fits"
-    eventually(lambda: reports("order-refused") == reports("fold-passed-over") == 1)
+    eventually(lambda: reported("order-refused") and reported("fold-passed-over"))
     status, text = worker.ask("/readyz")
     assert status == 200
     assert "ZeroDivisionError" in text

@@ -41,7 +41,6 @@ def test_a_report_is_active_for_a_while(clock):
     assert names(troubles) == ["too-large-output"]
     clock.now = ACTIVE + 1
     assert names(troubles) == []
-    assert troubles.totals()["too-large-output"] == 1
 
 
 def test_some_kinds_need_several_reports(clock, caplog):
@@ -73,7 +72,6 @@ def test_lasting_trouble_is_active_until_it_is_over(clock, caplog):
         troubles.set("learner-down", "ended with 1")
         clock.now += 10 * ACTIVE
     assert names(troubles) == ["learner-down"]
-    assert troubles.totals()["learner-down"] == 1
     troubles.clear("learner-down")
     troubles.clear("learner-down")
     assert names(troubles) == []
@@ -173,7 +171,6 @@ def test_bad_trouble_comes_first_and_everybody_shows_it():
     value = metrics.registry.get_sample_value
     assert value("adcascade_trouble", {"kind": "too-large-output", "level": "warn"}) == 1
     assert value("adcascade_trouble", {"kind": "clock", "level": "bad"}) == 0
-    assert value("adcascade_troubles_total", {"kind": "too-large-output"}) == 1
     shown = [one for one in problems(metrics.snapshot(), None) if "kind" in one]
     assert [(one["kind"], one["level"]) for one in shown] == [("split-sessions", "bad"), ("too-large-output", "warn")]
     assert len(shown[1]["detail"]) < LONGEST_EXAMPLE + 30

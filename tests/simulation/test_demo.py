@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from worker.bandit.arrays import NO_ARM
-from worker.metrics import imbalances
 from worker.simulation.demo.comparison import additive_run, beside, received_run
 from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.run import Demo, DemoSettings
@@ -61,7 +60,7 @@ def test_the_accounts_balance_after_every_second_of_an_untidy_run():
     demo = Demo(DemoSettings(users=60, episodes=3), habits=UNTIDY)
     while not demo.finished:
         demo.step()
-        assert set(imbalances(demo.tally, demo.open_sessions, demo.parked).values()) == {0}
+        assert set(demo.tally.imbalances(demo.open_sessions, demo.parked).values()) == {0}
     tally = demo.tally
     assert min(tally.repeated, tally.redundant, tally.dead_arrivals, tally.dead_feedback, tally.ended.total()) > 0
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from worker.metrics import imbalances
 from worker.secret import Secret
 from worker.stream.contexts import pack_context
 from worker.stream.encoding import encode_journal
@@ -153,5 +152,5 @@ def reasons(emits: Emits) -> list[str]:
 
 def assert_balanced(tally: Tally, task: Serving) -> None:
     """The accounting of docs/design.md §7, over the whole life of a task."""
-    assert set(imbalances(tally, task.open_sessions, task.parked).values()) == {0}
+    assert set(tally.imbalances(task.open_sessions, task.parked).values()) == {0}
     assert sum(tally.dead.values()) == tally.dead_arrivals + tally.dead_feedback

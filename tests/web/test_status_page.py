@@ -103,7 +103,7 @@ def test_the_page_shows_a_live_run_on_every_screen_size_without_errors(scene):
 
 
 async def charts_are_drawn(tab: Tab) -> None:
-    for chart, least in (("regret", 3), ("revenue", 3), ("explore", 2)):
+    for chart, least in (("regret", 3), ("revenue", 3), ("explore", 1)):
         curves = await tab.look(
             f"[...document.querySelectorAll('#chart-{chart} .curve')].map((one) => one.getAttribute('d'))"
         )

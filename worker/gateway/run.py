@@ -20,8 +20,7 @@ from worker.http.settings import HttpSettings
 from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
 from worker.kafka.versions import VersionReader
-from worker.metrics import MetricSpec
-from worker.metrics.exposition import family
+from worker.metrics.exposition import counter, families, gauge
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
@@ -68,9 +67,8 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     service = KafkaAdService(exchange, model, settings.limits)
     registry.register(GatewayMetrics(exchange, model, service))
     await exchange.start()
-    following = asyncio.create_task(VersionReader(connection, topics, model.take).run())
     try:
-        async with http_server(service, settings.http, registry=registry) as url:
+        async with model.following(), http_server(service, settings.http, registry=registry) as url:
             brokers = ",".join(connection.servers)
             message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
             log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})
@@ -84,55 +82,63 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
 
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-RECORDS: Final = MetricSpec(
-    "adcascade_gateway_records_total", "counter", "Records sent to Kafka.", {"topic": ("arrivals", "clicks")}
+GATEWAY_CATALOGUE: Final = (
+    counter(
+        "adcascade_gateway_records_total",
+        "Records sent to Kafka.",
+        lambda metrics: {"arrivals": metrics.counts.arrivals, "clicks": metrics.counts.feedback},
+        topic=("arrivals", "clicks"),
+    ),
+    counter(
+        "adcascade_gateway_waits_total",
+        "Waits for a decision, by their end: it came, it did not come in time, or no slot was free for the request.",
+        lambda metrics: {
+            "answered": metrics.counts.answered,
+            "timed-out": metrics.counts.timed_out,
+            "refused": metrics.counts.refused,
+        },
+        end=("answered", "timed-out", "refused"),
+    ),
+    counter(
+        "adcascade_gateway_late_decisions_total",
+        "Decisions that came after the deadline of their request.",
+        "counts.late",
+    ),
+    counter(
+        "adcascade_gateway_late_feedback_total",
+        "Feedback after the time of its session. The workers do not count it; --session-timeout can allow more time.",
+        "service.late_feedback",
+    ),
+    counter(
+        "adcascade_gateway_repeated_decisions_total",
+        "Decisions that were known, or for an earlier position.",
+        "counts.repeated",
+    ),
+    counter(
+        "adcascade_gateway_undelivered_batches_total", "Records that no broker accepted in time.", "counts.undelivered"
+    ),
+    gauge(
+        "adcascade_gateway_remembered_sessions", "Sessions that are remembered.", lambda metrics: len(metrics.exchange)
+    ),
+    gauge(
+        "adcascade_gateway_connected",
+        "1 while the brokers can be reached, else 0.",
+        lambda metrics: metrics.exchange.transport.trouble is None,
+    ),
+    gauge(
+        "adcascade_gateway_parameters_version",
+        "Newest version of the parameters, -1 before the first.",
+        "model.version",
+    ),
 )
-WAITS: Final = MetricSpec(
-    "adcascade_gateway_waits_total",
-    "counter",
-    "Waits for a decision, by their end: it came, it did not come in time, or no slot was free for the request.",
-    {"end": ("answered", "timed-out", "refused")},
-)
-LATE: Final = MetricSpec(
-    "adcascade_gateway_late_decisions_total", "counter", "Decisions that came after the deadline of their request."
-)
-LATE_FEEDBACK: Final = MetricSpec(
-    "adcascade_gateway_late_feedback_total",
-    "counter",
-    "Feedback after the time of its session. The workers do not count it; --session-timeout can allow more time.",
-)
-REPEATED: Final = MetricSpec(
-    "adcascade_gateway_repeated_decisions_total", "counter", "Decisions that were known, or for an earlier position."
-)
-UNDELIVERED: Final = MetricSpec(
-    "adcascade_gateway_undelivered_batches_total", "counter", "Records that no broker accepted in time."
-)
-REMEMBERED: Final = MetricSpec("adcascade_gateway_remembered_sessions", "gauge", "Sessions that are remembered.")
-CONNECTED: Final = MetricSpec("adcascade_gateway_connected", "gauge", "1 while the brokers can be reached, else 0.")
-VERSION: Final = MetricSpec(
-    "adcascade_gateway_parameters_version", "gauge", "Newest version of the parameters, -1 before the first."
-)
-GATEWAY_CATALOGUE: Final = (RECORDS, WAITS, LATE, LATE_FEEDBACK, REPEATED, UNDELIVERED, REMEMBERED, CONNECTED, VERSION)
 
 
 class GatewayMetrics:
-    """Makes the series at every scrape."""
+    """What the metrics of a gateway are read from."""
 
     def __init__(self, exchange: Exchange, model: PublishedModel, service: KafkaAdService) -> None:
-        self._exchange, self._model, self._service = exchange, model, service
+        self.exchange, self.counts, self.model, self.service = exchange, exchange.counts, model, service
 
     def collect(self) -> Iterable[Metric]:
         """Return the series for Prometheus."""
-        exchange, counts = self._exchange, self._exchange.counts
-        yield family(RECORDS, {("arrivals",): counts.arrivals, ("clicks",): counts.feedback})
-        yield family(
-            WAITS,
-            {("answered",): counts.answered, ("timed-out",): counts.timed_out, ("refused",): counts.refused},
-        )
-        yield family(LATE, {(): counts.late})
-        yield family(LATE_FEEDBACK, {(): self._service.late_feedback})
-        yield family(REPEATED, {(): counts.repeated})
-        yield family(UNDELIVERED, {(): counts.undelivered})
-        yield family(REMEMBERED, {(): len(exchange)})
-        yield family(CONNECTED, {(): exchange.transport.trouble is None})
-        yield family(VERSION, {(): self._model.version})
+        return families(GATEWAY_CATALOGUE, self)

@@ -9,8 +9,8 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from worker.http.problems import PROBLEMS
-from worker.metrics import Histogram, MetricSpec
-from worker.metrics.exposition import family
+from worker.metrics import Histogram
+from worker.metrics.exposition import counter, families, gauge, histogram
 from worker.metrics.history import DURATION_BOUNDS
 
 #: The routes by which requests are counted; `other` has everything that needs no key.
@@ -18,20 +18,20 @@ ROUTES: Final = ("arrive", "feedback", "session", "other")
 
 STATUSES: Final = tuple(map(str, sorted({200, *(problem.status for problem in PROBLEMS.values())})))
 
-REQUESTS: Final = MetricSpec(
-    "adcascade_http_requests_total",
-    "counter",
-    "Requests answered, by route and status.",
-    {"route": ROUTES, "status": STATUSES},
+HTTP_CATALOGUE: Final = (
+    counter(
+        "adcascade_http_requests_total",
+        "Requests answered, by route and status.",
+        "requests",
+        route=ROUTES,
+        status=STATUSES,
+    ),
+    counter("adcascade_http_fallbacks_total", "Answers with fallback ads, because the deadline had come.", "fallbacks"),
+    histogram(
+        "adcascade_http_request_duration_seconds", "Time from a request's last header to its answer.", "durations"
+    ),
+    gauge("adcascade_http_connections", "Open connections.", lambda metrics: len(metrics.connections)),
 )
-FALLBACKS: Final = MetricSpec(
-    "adcascade_http_fallbacks_total", "counter", "Answers with fallback ads, because the deadline had come."
-)
-DURATIONS: Final = MetricSpec(
-    "adcascade_http_request_duration_seconds", "histogram", "Time from a request's last header to its answer."
-)
-CONNECTIONS: Final = MetricSpec("adcascade_http_connections", "gauge", "Open connections.")
-HTTP_CATALOGUE: Final = (REQUESTS, FALLBACKS, DURATIONS, CONNECTIONS)
 
 
 class HttpMetrics:
@@ -41,7 +41,7 @@ class HttpMetrics:
         self.requests: Counter[tuple[str, int]] = Counter()  # route, status
         self.fallbacks = 0
         self.durations = Histogram(DURATION_BOUNDS)
-        self._connections = connections
+        self.connections = connections
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -50,7 +50,4 @@ class HttpMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Return the series for Prometheus."""
-        yield family(REQUESTS, {(route, str(status)): n for (route, status), n in sorted(self.requests.items())})
-        yield family(FALLBACKS, {(): self.fallbacks})
-        yield family(DURATIONS, {(): self.durations})
-        yield family(CONNECTIONS, {(): len(self._connections)})
+        return families(HTTP_CATALOGUE, self)

@@ -6,8 +6,8 @@ No HTTP here, and nothing that changes a decision.
 
 from __future__ import annotations
 
-from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES, MetricSpec
-from worker.metrics.exposition import imbalances
+from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES
+from worker.metrics.exposition import MetricSpec
 from worker.metrics.history import Histogram, Snapshot, Window
 from worker.metrics.observer import Metrics
 
@@ -20,5 +20,4 @@ __all__ = [
     "Metrics",
     "Snapshot",
     "Window",
-    "imbalances",
 ]

@@ -7,13 +7,14 @@ a simulated run of a few seconds shows the hours it stands for. Prometheus keeps
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 
+from worker.bandit.arrays import Floats
 from worker.bandit.policies import policy_named
 from worker.metrics.troubles import ActiveTrouble
 from worker.stream.events import Episode
@@ -32,6 +33,8 @@ SMALLEST_NORM: Final = 0.01
 #: Upper bounds in seconds of the time to handle a batch, in records of its size, in seconds from arrival to decision.
 DURATION_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
+#: The way of a record through a worker on Kafka: to be fetched, to be handled, handling, to be acknowledged.
+STAGES: Final = ("fetch", "queue", "handle", "write")
 DELAY_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -79,14 +82,9 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A closed window.
-
-    `allowed` is the number of sessions that the exploration budget covers, None if the policy has no budget. `oracle`
-    and `served` are the true values of the best and the served slates, known in simulated traffic only.
-    """
+    """A closed window; the true values of the best and the served slates are known in simulated traffic only."""
 
     episode: Episode
-    allowed: float | None
     oracle: float | None = None
     served: float | None = None
 
@@ -108,9 +106,8 @@ class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
     `contexts` are packed contexts of recent users, of the same length. `forgotten` is the time of the last version that
-    forgot something, the share of older sessions that it kept, and the ads that began anew. `numbers` holds the metrics
-    without labels by name, without the prefix `adcascade_`. `predicted` are predicted and observed clicks of closed
-    windows, by sessions.
+    forgot something, the share of older sessions that it kept, and the ads that began anew. `numbers` are sums over
+    windows and versions. `clicks` are predicted and observed clicks of closed windows, by sessions.
     """
 
     now: Mark
@@ -120,17 +117,16 @@ class Snapshot:
     parameters: Parameters | None
     forgotten: tuple[int, float, tuple[str, ...]] | None
     numbers: Mapping[str, float]
-    predicted: Mapping[str, Mapping[str, float]]
+    clicks: Floats
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]
     horizon: int
     troubles: Sequence[ActiveTrouble]
-    trouble_totals: Mapping[str, int]
 
     @property
     def is_simulated(self) -> bool:
         """Whether the true value of windows is known."""
-        return "pseudo_regret_total" in self.numbers
+        return "pseudo_regret" in self.numbers
 
     @property
     def since(self) -> Mark | None:
@@ -145,23 +141,6 @@ def exploration_share(parameters: Parameters) -> float | None:
     if parameters.folds < parameters.settings.warmup or not parameters.expected_sessions:
         return 0.0  # warm-up does not count as exploration
     return min(1.0, parameters.explore_budget / parameters.expected_sessions)
-
-
-def mean_share(shares: Iterable[tuple[int, float | None]], start: int, end: int) -> float | None:
-    """Return the mean share over a window in which several versions served, each from its own time on.
-
-    >>> mean_share([(0, 1.0), (10, 0.5), (15, 0.0)], 0, 20)
-    0.625
-    >>> mean_share([(0, None)], 0, 20) is None
-    True
-    """
-    served = sorted(shares, key=lambda one: one[0])
-    if not served or any(share is None for _, share in served):
-        return None
-    # The oldest known version also covers the time before it.
-    times = [min(max(time, start), end) for time in (start, *(begin for begin, _ in served[1:]), end)]
-    spans = [until - since for since, until in pairwise(times)]
-    return sum(span * (share or 0.0) for span, (_, share) in zip(spans, served, strict=True)) / (end - start)
 
 
 def wrong_scale(context: bytes) -> str | None:

@@ -11,11 +11,12 @@ from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from worker.metrics.catalogue import CATALOGUE, IDENTITIES, SIMULATED, STAGES
-from worker.metrics.exposition import families, imbalances
+from worker.metrics.catalogue import CATALOGUE, IDENTITIES
+from worker.metrics.exposition import families
 from worker.metrics.history import (
     BETWEEN_MARKS,
     DELAY_BOUNDS,
@@ -24,12 +25,11 @@ from worker.metrics.history import (
     MOST_MARKS,
     MOST_WINDOWS,
     SIZE_BOUNDS,
+    STAGES,
     Histogram,
     Mark,
     Snapshot,
     Window,
-    exploration_share,
-    mean_share,
     wrong_scale,
 )
 from worker.metrics.troubles import TroubleLog
@@ -39,18 +39,12 @@ from worker.stream.events import Episode
 from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
-from worker.stream.versions import KEPT
 
-#: Counters that are 0 before anything happens; in the series, those of `Tally` come in their place.
-_FROM_ZERO = [
-    spec.name.removeprefix("adcascade_")
-    for spec in CATALOGUE
-    if spec.kind == "counter" and not spec.labels and spec.name not in SIMULATED
-]
-
-
-#: Clicks by sessions, as predicted and as they came.
-PREDICTED = ("predicted_clicks_total", "observed_clicks_total")
+#: Counts that are 0 before anything happens. Those of simulated traffic are absent elsewhere.
+_FROM_ZERO = (
+    *("episodes_closed", "episode_sessions", "explored_sessions", "regret_bound", "regret_posterior"),
+    *("rejected_folds", "refused_versions", "rounded_versions", "late_records"),
+)
 
 
 class Metrics:
@@ -68,7 +62,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._lock = Lock()
-        self._numbers = dict.fromkeys(_FROM_ZERO, 0.0)  # by metric name, without the prefix
+        self._numbers = dict.fromkeys(_FROM_ZERO, 0.0)
         self._now = Mark(
             time=0,
             tally=Tally(),
@@ -85,11 +79,10 @@ class Metrics:
         self._parameters: Parameters | None = None
         self._windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
         self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
-        self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share allowed to explore
         #: When something was last forgotten, the share of older sessions that is left, and the ads that began anew.
         self._forgotten: tuple[int, float, tuple[str, ...]] | None = None
         self._contexts: deque[bytes] = deque(maxlen=MOST_CONTEXTS)
-        self._predicted = {name: dict.fromkeys(SESSIONS, 0.0) for name in PREDICTED}
+        self._clicks = np.zeros((2, len(SESSIONS)))  # predicted, observed
 
     # ── observing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,63 +118,31 @@ class Metrics:
         """Count a closed window."""
         sessions, numbers = episode.sessions, self._numbers
         with self._lock:
-            numbers["episodes_closed_total"] += 1
-            numbers["episode_sessions_total"] += sessions
-            numbers["explored_sessions_total"] += episode.explored
-            numbers["rejected_folds_total"] += episode.rejected is not None
-            numbers["explored_share"] = episode.explored / sessions if sessions else 0.0
-            for kind, value in (("bound", episode.regret_bound), ("posterior", episode.regret_posterior)):
-                if value is not None:
-                    # Sampling and rounding can make a regret slightly negative; a counter must not fall.
-                    numbers[f"regret_{kind}_total"] += max(0.0, value) * sessions
-                    numbers[f"regret_{kind}_per_session"] = value
-            if (calibration := episode.calibration) is not None:
-                of_sessions = calibration.sessions.predicted, calibration.sessions.clicks
-                for sums, clicks in zip(self._predicted.values(), of_sessions, strict=True):
-                    sums.update({of: sums[of] + number for of, number in zip(SESSIONS, clicks, strict=True)})
-            for name in ("parameter_norm", "smallest_eigenvalue"):
-                if (number := getattr(episode, name)) is not None:
-                    numbers[name] = number
+            numbers["episodes_closed"] += 1
+            numbers["episode_sessions"] += sessions
+            numbers["explored_sessions"] += episode.explored
+            numbers["rejected_folds"] += episode.rejected is not None
+            # Sampling and rounding can make a regret slightly negative; a counter must not fall.
+            numbers["regret_bound"] += max(0.0, episode.regret_bound or 0.0) * sessions
+            numbers["regret_posterior"] += max(0.0, episode.regret_posterior or 0.0) * sessions
+            if episode.calibration is not None:
+                self._clicks += episode.calibration.sessions.predicted, episode.calibration.sessions.clicks
             # A restarted learner reports windows again.
             if not self._windows or episode.window_end > self._windows[-1].episode.window_end:
-                share = mean_share(self._shares, episode.window_start, episode.window_end)
-                self._windows.append(Window(episode=episode, allowed=None if share is None else share * sessions))
+                self._windows.append(Window(episode=episode))
 
     def version(self, parameters: Parameters) -> None:
         """Show a published version."""
-        answered, missed = answering(parameters), advice(parameters)
         with self._lock:
             known = self._parameters
-            if known is None or parameters.version > known.version:
-                self._shares.append((parameters.effective_at, exploration_share(parameters)))
-                changed = parameters.kept < 1 or parameters.changed
-                if changed and (known is None or parameters.folds > known.folds):
-                    self._forgotten = (parameters.made_at, parameters.kept, parameters.changed)
+            changed = parameters.kept < 1 or parameters.changed
+            if changed and (known is None or parameters.folds > known.folds):
+                self._forgotten = (parameters.made_at, parameters.kept, parameters.changed)
             self._parameters = parameters
             self._horizon = max(self._horizon, parameters.settings.horizon)
-            self._numbers |= {
-                "explore_budget": parameters.explore_budget,
-                "beta": parameters.beta,
-                "frozen": float(parameters.frozen),
-                "guarded": float(parameters.guarded),
-                "parameters_version": parameters.version,
-                "parameters_timestamp_seconds": parameters.made_at / 1000,
-                "parameters_effective_timestamp_seconds": parameters.effective_at / 1000,
-                "parameters_observations": parameters.observations,
-                "kept_share": parameters.kept,
-                "parameter_norm": parameters.model.norm,
-                "ad_sessions_total": parameters.accounts.total.sessions,
-                "unanswered_ads": answered.collapsed if answered else 0,
-                "missed_pairs": len(missed),
-            }
-            self._numbers.pop("answer_rate_lowest", None)
-            if answered and answered.lowest:
-                self._numbers["answer_rate_lowest"] = answered.lowest[0].rate
-            if (loss := parameters.calibration.loss) is not None:
-                self._numbers["calibration_log_loss"] = loss
-        self._report_unanswered(answered)
+        self._report_unanswered(answering(parameters))
         self.troubles.set("calibration", parameters.calibration.sentence if parameters.calibration.is_bad else "")
-        self.troubles.set("misfit", "; ".join(missed))
+        self.troubles.set("misfit", "; ".join(advice(parameters)))
         self._report_lift(parameters)
 
     def _report_lift(self, parameters: Parameters) -> None:
@@ -203,17 +164,17 @@ class Metrics:
     def late(self, records: int) -> None:
         """Count journal records for windows that were already closed."""
         with self._lock:
-            self._numbers["late_records_total"] += records
+            self._numbers["late_records"] += records
 
     def refused(self) -> None:
         """Count a version that is unreadable, or differs from a known one with the same number."""
         with self._lock:
-            self._numbers["refused_versions_total"] += 1
+            self._numbers["refused_versions"] += 1
 
     def rounded(self, versions: int = 1) -> None:
         """Count versions that differ from the published ones by rounding."""
         with self._lock:
-            self._numbers["rounded_versions_total"] += versions
+            self._numbers["rounded_versions"] += versions
 
     def learning(self, here: bool) -> None:
         """Show whether this worker runs the learner."""
@@ -226,13 +187,8 @@ class Metrics:
             for index, window in enumerate(self._windows):
                 if window.episode.window_end == window_end:
                     self._windows[index] = replace(window, oracle=oracle, served=served)
-            for name, value in (
-                ("oracle_reward_total", oracle),
-                ("served_value_total", served),
-                ("pseudo_regret_total", max(0.0, oracle - served)),
-            ):
+            for name, value in (("oracle", oracle), ("pseudo_regret", max(0.0, oracle - served))):
                 self._numbers[name] = self._numbers.get(name, 0.0) + value
-            self._numbers["pseudo_regret_per_session"] = (oracle - served) / sessions if sessions else 0.0
 
     def decided(self, seconds: float, times: int = 1) -> None:
         """Count the time from arrival to first decision, of one session or of several equal ones."""
@@ -249,7 +205,6 @@ class Metrics:
         """Show the event time (milliseconds) up to which everything is processed."""
         with self._lock:
             self._now.time = time
-            self._numbers["watermark_timestamp_seconds"] = time / 1000
             if not self._marks or time >= self._marks[-1].time + BETWEEN_MARKS:
                 self._marks.append(deepcopy(self._now))
 
@@ -261,7 +216,7 @@ class Metrics:
     def census(self, *, open_sessions: int, parked: int) -> Mapping[str, int]:
         """Compare the balances with the tables; return those that are off."""
         with self._lock:
-            found = imbalances(self._now.tally, open_sessions, parked)
+            found = self._now.tally.imbalances(open_sessions, parked)
             self._imbalance = {name: float(value) for name, value in found.items()}
         return {name: value for name, value in found.items() if value}
 
@@ -284,12 +239,11 @@ class Metrics:
                 parameters=self._parameters,
                 forgotten=self._forgotten,
                 numbers=dict(self._numbers),
-                predicted=deepcopy(self._predicted),
+                clicks=self._clicks.copy(),
                 imbalance=dict(self._imbalance),
                 lag=dict(self._lag),
                 horizon=self._horizon,
                 troubles=self.troubles.active(),
-                trouble_totals=self.troubles.totals(),
             )
 
     def trouble_lines(self) -> list[str]:
@@ -298,4 +252,4 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Return the series for Prometheus."""
-        return families(self.snapshot())
+        return families(CATALOGUE, self.snapshot())

@@ -68,7 +68,6 @@ class _Recent:
 
 @dataclass(slots=True)
 class _Kind:
-    total: int = 0
     recent: _Recent = field(default_factory=_Recent)
     example: str = ""
     lasting: bool = False
@@ -116,7 +115,6 @@ class TroubleLog:
             elif kind.lasting:
                 times = 0  # counted when it began
             kind.lasting |= lasting
-            kind.total += times
             kind.since_line += times
             # Names of arms and errors of the system may be part of it, and it goes into a line of the log.
             kind.example = "".join(one if one.isprintable() else "?" for one in example[:LONGEST_EXAMPLE])
@@ -167,8 +165,3 @@ class TroubleLog:
         with self._lock:
             found = [self._active(name, kind, now) for name, kind in self._kinds.items()]
         return sorted((one for one in found if one), key=lambda trouble: trouble.kind.level != "bad")
-
-    def totals(self) -> dict[str, int]:
-        """Return the number of reports of each kind since the start."""
-        with self._lock:
-            return {name: kind.total for name, kind in self._kinds.items()}

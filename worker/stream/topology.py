@@ -180,6 +180,25 @@ class Tally:
     unlisted: Unlisted = field(default_factory=Unlisted)
     troubles: Troubles = field(default_factory=Troubles)
 
+    @property
+    def open_sessions(self) -> int:
+        """The sessions that the table holds by the balances."""
+        return self.opened + self.recovered - self.ended.total() - self.handed_over
+
+    @property
+    def parked_records(self) -> int:
+        """The feedback records that wait for their arrival by the balances."""
+        settled = self.applied + self.redundant + self.late + self.outside + self.unknown + self.unparked
+        return self.feedback + self.recovered_parked - settled - self.dead_feedback - self.handed_over_parked
+
+    def imbalances(self, sessions: int, parked: int) -> dict[str, int]:
+        """Return the left minus the right side of each balance, given the sessions and parked records in the tables."""
+        return {
+            "arrivals": self.arrivals - self.opened - self.repeated - self.unremembered - self.dead_arrivals,
+            "sessions": self.open_sessions - sessions,
+            "feedback": self.parked_records - parked,
+        }
+
     def add(self, other: Tally) -> None:
         """Add another tally to this one."""
         for name in _FIELDS:

@@ -16,7 +16,6 @@ from worker.metrics import Snapshot, Window
 from worker.metrics.history import exploration_share
 from worker.stream.calibration import SESSIONS
 from worker.stream.contexts import stack_packed
-from worker.stream.episodes import answering
 from worker.stream.events import PredictedClicks
 from worker.stream.lift import in_words
 from worker.stream.misfit import advice, pairs_under
@@ -53,24 +52,15 @@ def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str
     return [
         {
             "arm": parameters.arms[index].arm,
-            "reward": _short(rewards[index]),
+            "reward": rewards[index],
             "active": parameters.arms[index].active,
-            "probability": _short(chance[index]),
-            "low": _short(low[place]),
-            "high": _short(high[place]),
-            "value": _short(chance[index] * rewards[index]),
+            "probability": chance[index],
+            "low": low[place],
+            "high": high[place],
+            "value": chance[index] * rewards[index],
         }
         for place, index in enumerate(order.tolist())
     ]
-
-
-def least_answered(snapshot: Snapshot) -> dict[str, Any] | None:
-    """Return the ads that are answered least, and how many have collapsed; None where rates are not learned."""
-    known = None if snapshot.parameters is None else answering(snapshot.parameters)
-    if known is None:
-        return None
-    ads = [{"arm": one.arm, "rate": _short(one.rate), "displays": one.displays} for one in known.lowest]
-    return {"ads": ads, "collapsed": known.collapsed}
 
 
 def calibration(snapshot: Snapshot) -> dict[str, Any] | None:
@@ -85,9 +75,8 @@ def calibration(snapshot: Snapshot) -> dict[str, Any] | None:
     pairs = pairs_under(parameters.settings, len(parameters.arms))
     sessions = zip(SESSIONS, _summed([one.sessions for one in seen]), strict=False)
     return {
-        "ratio": {name: _short(value) for name, value in ratio._asdict().items()},
-        "loss": _short(known.loss),
-        "bad": known.is_bad,
+        "ratio": ratio._asdict(),
+        "loss": known.loss,
         "windows": len(seen),
         "tenths": _summed([one.tenths for one in seen]),
         "positions": _summed([one.positions for one in seen]),
@@ -106,7 +95,7 @@ def _summed(parts: Sequence[PredictedClicks]) -> list[dict[str, Any]]:
     for one in parts:
         sums[:, : len(one.displays)] += one.displays, one.predicted, one.clicks
     names = PredictedClicks.__struct_fields__
-    return [dict(zip(names, map(_short, column), strict=True)) for column in sums.T.tolist()]
+    return [dict(zip(names, column, strict=True)) for column in sums.T.tolist()]
 
 
 def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -130,10 +119,10 @@ def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> li
     return [
         {
             "name": names[index],
-            "mean": _short(means[index]) if there[:, index].any() else None,
-            "centre": None if known is None or index >= dim else _short(known.typical[0][index]),
-            "scale": None if known is None or index >= dim else _short(known.typical[1][index]),
-            "effect": _short(effects[index]),
+            "mean": means[index] if there[:, index].any() else None,
+            "centre": None if known is None or index >= dim else known.typical[0][index],
+            "scale": None if known is None or index >= dim else known.typical[1][index],
+            "effect": effects[index],
         }
         for index in shown.tolist()
     ]
@@ -142,7 +131,7 @@ def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> li
 def strongest_features(parameters: Parameters) -> list[dict[str, Any]]:
     """Return the features that matter most, of contexts and of ads; none before the first fold and without tastes."""
     found = sorted(strengths(parameters), key=lambda one: -one.strength)[:MOST_STRENGTHS]
-    return [{"feature": one.feature, "of": one.of, "strength": _short(one.strength), "word": one.word} for one in found]
+    return [{"feature": one.feature, "of": one.of, "strength": one.strength, "word": one.word} for one in found]
 
 
 def forgetting(snapshot: Snapshot) -> dict[str, Any] | None:
@@ -152,7 +141,7 @@ def forgetting(snapshot: Snapshot) -> dict[str, Any] | None:
     setting = snapshot.parameters.settings.forgetting
     noticed = snapshot.forgotten if isinstance(setting, str) else None
     time, kept, ads = noticed or (None, None, ())
-    return {"setting": setting, "time": time, "kept": _short(kept), "ads": list(ads)}
+    return {"setting": setting, "time": time, "kept": kept, "ads": list(ads)}
 
 
 def lift(parameters: Parameters | None) -> dict[str, Any] | None:
@@ -173,22 +162,14 @@ def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
         "version": parameters.version,
         "age": max(0, time - parameters.made_at) if parameters.made_at else None,
         "model": parameters.settings.model,
+        "policy": parameters.settings.policy,
+        "budget": exploration_share(parameters),
         "strongest": strongest_features(parameters),
         "forgetting": forgetting(snapshot),
         "standardise": parameters.settings.standardise,
         "standardised": parameters.standardisation is not None,
-        "answers": parameters.answers is not None,
-        "policy": parameters.settings.policy,
-        "beta": _short(parameters.beta),
-        "window": parameters.settings.window,
-        "dim": parameters.settings.dim,
-        "horizon": parameters.settings.horizon,
-        "arms": len(parameters.arms),
         "active": sum(arm.active for arm in parameters.arms),
         "observations": parameters.observations,
-        "budget": None if exploration_share(parameters) is None else parameters.explore_budget,
-        "frozen": parameters.frozen,
-        "norm": _short(snapshot.numbers.get("parameter_norm")),
     }
 
 
@@ -198,24 +179,19 @@ def columns(windows: Sequence[Window]) -> dict[str, list[Any]]:
     return {
         "end": [episode.window_end for episode in episodes],
         "sessions": [episode.sessions for episode in episodes],
-        "displays": [episode.displays for episode in episodes],
-        "clicks": [episode.clicks for episode in episodes],
-        "reward": [_short(episode.reward) for episode in episodes],
-        "expected": [_short(episode.expected_reward) for episode in episodes],
-        "explored": [_short(episode.explored) for episode in episodes],
-        "bound": [_short(episode.regret_bound) for episode in episodes],
-        "posterior": [_short(episode.regret_posterior) for episode in episodes],
-        "pseudo": [_short(_pseudo_regret([window])) for window in windows],
-        "allowed": [_short(window.allowed) for window in windows],
-        "oracle": [_short(window.oracle) for window in windows],
-        "served": [_short(window.served) for window in windows],
+        "reward": [episode.reward for episode in episodes],
+        "expected": [episode.expected_reward for episode in episodes],
+        "explored": [episode.explored for episode in episodes],
+        "bound": [episode.regret_bound for episode in episodes],
+        "posterior": [episode.regret_posterior for episode in episodes],
+        "pseudo": [_pseudo_regret([window]) for window in windows],
+        "oracle": [window.oracle for window in windows],
     }
 
 
 def recent(windows: Sequence[Window]) -> dict[str, Any]:
     """Return sums and means over some windows; None where nothing is known."""
     episodes = [window.episode for window in windows]
-    allowed = [window.allowed for window in windows if window.allowed is not None]
     served = math.fsum(window.served or 0.0 for window in windows)
     return {
         "windows": len(episodes),
@@ -225,7 +201,6 @@ def recent(windows: Sequence[Window]) -> dict[str, Any]:
         "reward": math.fsum(episode.reward for episode in episodes),
         "expected": math.fsum(episode.expected_reward for episode in episodes),
         "explored": math.fsum(episode.explored for episode in episodes),
-        "allowed": math.fsum(allowed) if windows and len(allowed) == len(windows) else None,
         "bound": _per_session([(episode.regret_bound, episode.sessions) for episode in episodes]),
         "posterior": _per_session([(episode.regret_posterior, episode.sessions) for episode in episodes]),
         "pseudo": _pseudo_regret(windows),
@@ -298,8 +273,3 @@ def positions(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _short(number: float | None) -> float | None:
-    """Return a number with the digits that a chart can show."""
-    return None if number is None else float(f"{number:.5g}")

@@ -17,13 +17,11 @@ import orjson
 from worker import __version__
 from worker.http.pages import BROWSER_HEADERS, Page, Route, page_of_file
 from worker.metrics import Metrics, Snapshot
-from worker.metrics.exposition import open_sessions
 from worker.stream.ad_figures import best_and_worst
 from worker.web.figures import (
     calibration,
     columns,
     lately,
-    least_answered,
     lift,
     positions,
     recent,
@@ -96,44 +94,27 @@ class StatusDocument:
         snapshot, unready = self._metrics.snapshot(), self._unready()
         time = self._clock() if self._clock else snapshot.now.time
         tally, numbers = snapshot.now.tally, snapshot.numbers
-        users = snapshot.contexts[-MOST_USERS:]
         return {
             "name": f"adcascade {__version__}",
             "runner": self._runner,
             "simulated": snapshot.is_simulated,
-            "unready": unready,
             "time": time or None,
             "uptime": round(now - self._started, 3),
             "counters": {
                 "arrivals": tally.arrivals,
                 "feedback": tally.feedback,
                 "decisions": tally.decisions.total(),
-                "clicks": tally.clicks.total(),
-                "dead": tally.dead.total(),
             },
             "problems": problems(snapshot, unready),
-            "lately": lately(snapshot),
-            "recent": recent(snapshot.windows[-RECENT_WINDOWS:]),
-            "windows": columns(snapshot.windows),
-            "positions": positions(snapshot),
-            "parameters": version(snapshot, time),
-            "lift": lift(snapshot.parameters),
-            "arms": [] if snapshot.parameters is None else top_arms(snapshot.parameters, users),
-            "ads": None if snapshot.parameters is None else best_and_worst(snapshot.parameters, MOST_ADS),
-            "answered": least_answered(snapshot),
-            "calibration": calibration(snapshot),
-            "features": recent_users(snapshot.parameters, users),
-            "users": len(users),
             "lag": snapshot.lag,
             "dead": {reason: count for reason, count in tally.dead.most_common() if count},
             "balances": snapshot.imbalance,
-            "sessions": {"open": open_sessions(tally), "opened": tally.opened, "ended": tally.ended},
+            "sessions": {"open": tally.open_sessions},
             "learning": {
                 "here": bool(numbers.get("learning", 0.0)),
-                "windows": int(numbers["episodes_closed_total"]),
-                "rejected": int(numbers["rejected_folds_total"]),
-                "refused": int(numbers["refused_versions_total"]),
-                "late": int(numbers["late_records_total"]),
+                "windows": int(numbers["episodes_closed"]),
+                "rejected": int(numbers["rejected_folds"]),
+                "late": int(numbers["late_records"]),
                 "late_feedback": tally.late + tally.outside,
                 "unknown_feedback": tally.unknown,
             },
@@ -141,7 +122,40 @@ class StatusDocument:
                 {"feature": name, "count": count, "values": tally.unlisted.frequent(name)}
                 for name, count in tally.unlisted.features.most_common()
             ],
+            "ads": None if snapshot.parameters is None else best_and_worst(snapshot.parameters, MOST_ADS),
+            **short(self._figures(snapshot, time)),
         }
+
+    def _figures(self, snapshot: Snapshot, time: int) -> dict[str, Any]:
+        parameters, users = snapshot.parameters, snapshot.contexts[-MOST_USERS:]
+        return {
+            "lately": lately(snapshot),
+            "recent": recent(snapshot.windows[-RECENT_WINDOWS:]),
+            "windows": columns(snapshot.windows),
+            "positions": positions(snapshot),
+            "parameters": version(snapshot, time),
+            "lift": lift(parameters),
+            "arms": [] if parameters is None else top_arms(parameters, users),
+            "calibration": calibration(snapshot),
+            "features": recent_users(parameters, users),
+            "users": len(users),
+        }
+
+
+def short(value: Any) -> Any:
+    """Return a document whose numbers have the digits that a chart can show.
+
+    >>> short({"rate": 1 / 3, "times": [1_700_000_000_000, 12345.678]})
+    {'rate': 0.33333, 'times': [1700000000000, 12346.0]}
+    """
+    match value:
+        case float():
+            return float(f"{value:.5g}")
+        case dict():
+            return {name: short(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [short(inner) for inner in value]
+    return value
 
 
 # ── problems ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -172,7 +186,7 @@ def _failures(snapshot: Snapshot, unready: str | None) -> Iterator[str]:
     broken = [f"{name} {value:+.0f}" for name, value in snapshot.imbalance.items() if value]
     if broken:
         yield f"The balances are off ({', '.join(broken)}). This is a defect of the worker."
-    if refused := int(snapshot.numbers["refused_versions_total"]):
+    if refused := int(snapshot.numbers["refused_versions"]):
         yield f"Parameter versions refused: {refused}. They are unreadable, or two learners disagree."
     if snapshot.windows and snapshot.windows[-1].episode.rejected is not None:
         yield "The last window gave no usable estimate. The previous version still serves."

@@ -118,19 +118,12 @@ class TrafficMetrics:
     def collect(self) -> Iterable[Metric]:
         """Make the series."""
         traffic, counts, worth = self._traffic, self._traffic.counts, self._traffic.history.whole
-        lately = traffic.history.lately()
         totals = {
             "adcascade_pseudo_regret_total": max(0.0, worth.regret),
             "adcascade_oracle_reward_total": worth.oracle,
-            "adcascade_served_value_total": worth.served,
         }
         for name, value in totals.items():
             yield CounterMetricFamily(name, _HELP[name], value)
-        yield GaugeMetricFamily(
-            "adcascade_pseudo_regret_per_session",
-            "Simulated traffic only. Pseudo-regret of the last seconds, divided by their sessions.",
-            lately.regret_per_session,
-        )
         for name, text, value in (
             ("reward", "Revenue of the clicks that were sent.", counts.earned),
             ("sessions", "Sessions whose arrival was sent.", counts.sessions),

@@ -94,7 +94,8 @@ function showTiles(status) {
   setText("exploring", percent(share(recent.explored, recent.sessions)));
   const drawn = parameters?.policy === "epsilon-greedy";
   setText("exploring-name", drawn ? "Positions drawn at random" : "Positions with a bonus");
-  setText("exploring-note", recent.allowed === null ? (drawn ? "the others show the best ad" : "for uncertain ads; not an experiment") : `for uncertain ads; budget ${percent(share(recent.allowed, recent.sessions))}`);
+  const budget = parameters?.budget ?? null;
+  setText("exploring-note", budget === null ? (drawn ? "the others show the best ad" : "for uncertain ads; not an experiment") : `for uncertain ads; budget ${percent(budget)}`);
   setText("version", parameters ? `v${count(parameters.version)}` : "–");
   setText("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays` : "none received yet");
 }
@@ -142,11 +143,9 @@ function showCharts({ windows, simulated, parameters }) {
     { name: "best possible", ink: "d", values: smooth(windows.oracle), style: "dashed" },
   ] });
   const shares = (values) => values.map((value, index) => (value === null ? null : share(value, windows.sessions[index])));
-  const budget = windows.allowed.some((value) => value !== null);
-  setText("explore-lead", `Share of positions (mode explore) ${parameters?.policy === "epsilon-greedy" ? "drawn at random" : "whose choice included a bonus for uncertain ads. The ad may be the best without it, too"}. ${budget ? "The budget limits the sessions that get it." : parameters ? `${parameters.policy} has no budget.` : ""}`);
+  setText("explore-lead", `Share of positions (mode explore) ${parameters?.policy === "epsilon-greedy" ? "drawn at random" : "whose choice included a bonus for uncertain ads. The ad may be the best without it, too"}.`);
   charts.explore.draw({ x, series: [
     { name: "explored", ink: "a", values: shares(windows.explored), style: "filled" },
-    { name: "budget", ink: "b", values: shares(windows.allowed) },
   ] });
 }
 
@@ -224,15 +223,6 @@ function showAds({ ads }) {
   const others = ads.hidden || ads.ads.length > ads.top ? `; below the line, those that do badly, or earn least per display${ads.hidden ? ` (${count(ads.hidden)} more: adcascade arms list)` : ""}` : "";
   const since = new Date(ads.since).toISOString();
   setText("ads-lead", `Closed windows, ${count(ads.sessions)} sessions since ${since.slice(0, 10)} ${since.slice(11, 16)} UTC; today is ${ads.day} (UTC), ${count(ads.sessions_today)} sessions. Highest revenue first${others}.`);
-}
-
-function showAnswered({ answered, parameters }) {
-  const rows = answered?.ads ?? [];
-  fillBars("answered", rows.map((one, index) => ({
-    name: one.arm, part: one.rate, cells: [percent(one.rate), count(one.displays)], level: index < answered.collapsed ? "dead" : undefined,
-  })), parameters && !answered ? "Not learned: every display counts as answered." : "No ad has 50 displays without a click yet.");
-  const few = answered?.collapsed ? ` ${count(answered.collapsed)} hardly ever answered: slates avoid ${answered.collapsed === 1 ? "it" : "them"}.` : "";
-  setText("answered-lead", `Share of the displays that get a click or a pass.${few}`);
 }
 
 function showCalibration({ calibration: known, recent }) {
@@ -333,7 +323,6 @@ function show(status) {
   showPositions(status);
   showAds(status);
   showArms(status);
-  showAnswered(status);
   showCalibration(status);
   showUsers(status);
   showHealth(status);
