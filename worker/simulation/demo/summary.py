@@ -11,7 +11,6 @@ import numpy as np
 from worker import __version__
 from worker.bandit.arrays import Floats
 from worker.bandit.policies import policy_named
-from worker.metrics import imbalances
 from worker.simulation.demo.comparison import FinishedRun
 from worker.simulation.demo.ledger import Row, Totals, totals
 from worker.simulation.demo.run import Demo
@@ -36,7 +35,7 @@ def summary(demo: Demo, other: FinishedRun | None = None) -> dict[str, Any]:
     """
     parts = _parts(demo.rows)
     whole, tally, budget = parts[2], demo.tally, has_budget(demo)
-    off = imbalances(tally, demo.open_sessions, demo.parked)
+    off = tally.imbalances(demo.open_sessions, demo.parked)
     return {
         "sessions": whole.worth.sessions,
         "decisions": tally.decisions.total(),
