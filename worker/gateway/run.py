@@ -67,8 +67,9 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     service = KafkaAdService(exchange, model, settings.limits)
     registry.register(GatewayMetrics(exchange, model, service))
     await exchange.start()
+    following = asyncio.create_task(VersionReader(connection, topics, model.take).run())
     try:
-        async with model.following(), http_server(service, settings.http, registry=registry) as url:
+        async with http_server(service, settings.http, registry=registry) as url:
             brokers = ",".join(connection.servers)
             message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
             log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})
