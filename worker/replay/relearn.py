@@ -2,9 +2,9 @@
 
 Rules that hold in this file:
 
-- A new journal is made from arrivals and clicks, in the order of their own times, and folded by the learner. Arrivals
-  and clicks lack three things: changes of arms, commands, and progress. These come from the recorded journal, if there
-  is one. An order takes effect after the windows that were closed when it was given.
+- A new journal is made from arrivals and clicks, session by session in the order of arrival, and folded by the learner.
+  Arrivals and clicks lack three things: changes of arms, commands, and progress. These come from the recorded journal,
+  if there is one. An order takes effect after the windows that were closed when it was given.
 - The slate of a session is the recorded one: that of `opened` in the journal, else that of the decision for its first
   position. Without a record, the slate is planned by the versions learned here. A session that the journal lacks and
   that was answered in mode `fallback` was not remembered, because the table was full. It is left out.
@@ -18,26 +18,24 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
 from worker.logs.findings import Stage, silent
 from worker.logs.format import NO_TIMESTAMP
-from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, OrderedLog, read_log
-from worker.logs.traces import UNLIMITED, opened_by, opening
+from worker.logs.ordered import Entry, OrderedLog, read_log
+from worker.logs.traces import UNLIMITED, SessionTrace, TraceReader, opened_by, opening
 from worker.replay.report import ReplayReport, Status, VersionResult
 from worker.replay.versions import LOST, Origin, compare, find_origin, is_lost, read_timetable
 from worker.stream.contexts import pack_context
-from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.decoding import Limits, Rejected, decode_arrival
 from worker.stream.encoding import encode_journal, fact_of
-from worker.stream.events import MOST, Arrival, Decision, Opened, Progress
+from worker.stream.events import Arrival, Decision, Opened, Progress
 from worker.stream.feature_changes import encoder_of
 from worker.stream.features import ContextEncoder
 from worker.stream.parameters import Parameters
@@ -89,14 +87,15 @@ class Relearner:
         self._facts: list[tuple[int, bytes]] = []
         self._offset = 0
         self._unplanned: list[Arrival] = []
-        self._has_openings = False  # among the records so far
+        self._has_openings = False  # among the sessions so far
         self._ids: set[str] = set()  # ids of open sessions
         self._expiring: deque[Arrival] = deque()  # the same by arrival
 
     def run(self) -> None:
         """Learn from the whole log, and advance time to its end."""
-        for time, together in groupby(self._log.entries("learning again"), key=attrgetter("time")):
-            self._handle(time, together)
+        reader = TraceReader(self._log, timeout=self._learner.settings.session_timeout)
+        for trace in reader.read(self._log.entries("learning again")):
+            self._handle(trace)
         end = self._end
         if end is None:
             settings = self._learner.settings
@@ -110,38 +109,28 @@ class Relearner:
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _handle(self, time: int, entries: Iterable[Entry]) -> None:
-        """Handle all records of one time: arrivals with their recorded slates, and clicks."""
-        self._advance_to(time)
-        if self._end is not None and time > self._end:
+    def _handle(self, trace: SessionTrace) -> None:
+        """Handle the arrivals of a session with its recorded slates, and its clicks."""
+        self._advance_to(trace.arrived_at)
+        if self._end is not None and trace.arrived_at > self._end:
             return  # the windows of this time stay open
+        self._has_openings |= bool(trace.openings)
+        recorded = list(dict.fromkeys(opened for _, opened in trace.openings))
         arrivals: dict[Any, tuple[Arrival, Entry]] = {}
-        slates: dict[str, list[Opened]] = {}
-        decided: dict[str, Decision] = {}
-        for entry in entries:
+        for entry in trace.arrivals:
             with suppress(Rejected):
-                if entry.kind == ARRIVAL:
-                    arrival = self._arrival(entry, UNLIMITED)
-                    # Serving recognises a session without its user.
-                    arrivals.setdefault((arrival.session_id, arrival.context, arrival.exclude), (arrival, entry))
-                elif entry.kind == OPENED:
-                    opened = decode_journal(entry.value)
-                    if isinstance(opened, Opened) and opened not in slates.setdefault(opened.session_id, []):
-                        slates[opened.session_id].append(opened)
-                elif entry.kind == DECISION:
-                    decision = decode_decision(entry.value)
-                    if decision.position == 1:
-                        decided.setdefault(decision.session_id, decision)
-                elif entry.kind == CLICK:
-                    self._read_click(entry)
-        self._has_openings |= bool(slates)
+                arrival = self._arrival(entry, UNLIMITED)
+                # Serving recognises a session without its user.
+                arrivals.setdefault((arrival.context, arrival.exclude), (arrival, entry))
         for arrival, entry in arrivals.values():
-            known = slates.get(arrival.session_id, [])
-            fitting = [o for o in known if self._fits(o, arrival, entry)]
+            fitting = [opened for opened in recorded if self._fits(opened, arrival, entry)]
             with suppress(Rejected):
                 if not fitting:
                     self._arrival(entry, _limits(entry))  # not beyond the default limits
-                self._open(arrival, fitting, decided.get(arrival.session_id))
+                self._open(arrival, fitting, trace.first_decision)
+        for entry, feedback in trace.clicks:
+            if feedback.occurred_at <= entry.timestamp + _limits(entry).max_ahead_ms:
+                self._fact(encode_journal(fact_of(feedback)))
 
     def _arrival(self, entry: Entry, limits: Limits) -> Arrival:
         settings, current = self._learner.settings, self._learner.current.settings
@@ -169,12 +158,6 @@ class Relearner:
                 entry.value, limits=UNLIMITED, dim=len(opened.context), timestamp=0, encoder=encoder
             )
         return opened.context == arrival.context and opened.exclude == arrival.exclude
-
-    def _read_click(self, entry: Entry) -> None:
-        # Old feedback, and a position beyond the slate, are harmless here: it counts for its own session or not at all.
-        limits = replace(_limits(entry), max_behind_ms=UNLIMITED.max_behind_ms)
-        feedback = decode_feedback(entry.value, limits=limits, horizon=MOST, timestamp=entry.timestamp)
-        self._fact(encode_journal(fact_of(feedback)))
 
     # ── slates ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -233,8 +216,7 @@ class Relearner:
             self._progress(self._orders[0][0])
             self._apply_order()
         settings = self._learner.settings
-        wait = settings.grace
-        due = (time - wait) // settings.window * settings.window + wait
+        due = (time - settings.grace) // settings.window * settings.window + settings.grace
         if due > self._progressed:
             self._progress(max(due, 0))
 
