@@ -197,6 +197,6 @@ def test_it_is_explained_shown_and_evaluated(tmp_path: Path) -> None:
     rates = newest.model.clicks / (newest.model.clicks + newest.model.passes)  # type: ignore[attr-defined]
     assert [arm.probability for arm in explanation.positions[0].arms] == pytest.approx(rates)
     assert {arm["arm"] for arm in top_arms(newest, ())} == {arm.arm for arm in ARMS}
-    (direct,) = evaluate_log(str(tmp_path / "log"), Change(settings={"policy": "greedy"}), methods=["direct"]).estimates
+    _, direct, _ = evaluate_log(str(tmp_path / "log"), Change(settings={"policy": "greedy"})).estimates
     assert direct.revenue is not None
     assert 0 < direct.revenue.estimate < 1

@@ -81,7 +81,6 @@ WRONG = {
     "evaluate log --policy fixed --order ad-77": "--order: there is no ad 'ad-77'; did you mean 'ad-",
     "evaluate log --parameters /nowhere": "No such file",
     "evaluate log --prefix other": "try --prefix ads",
-    "evaluate log --parameters any --estimator newton": "contradict",
     "explain --context [0]": "--parameters FILE, --state DIR or --broker is needed",
     "explain --parameters file": "--context is missing",
     "explain --parameters - --context -": "both",

@@ -53,17 +53,14 @@ def record(path: Path, habits: Habits = TIDY, **changes: Any) -> Demo:
 
 def true_value(demo: Demo, assembled: Assembled) -> float:
     """Return the revenue of the target per session after the warm-up."""
-    sessions, truth, habits = assembled.sessions.part(~assembled.warmup), demo.world.truth, demo.users.habits
+    sessions, truth, habits = assembled.sessions.part(~assembled.sessions.warmup), demo.world.truth, demo.users.habits
     scale = demo.parameters.standardisation
     contexts = sessions.contexts if scale is None else sessions.contexts * scale.scale + scale.centre
     stay = np.append(np.ones(truth.arms) if demo.world.stay is None else demo.world.stay, 1.0)
-    total = 0.0
-    for slates in sessions.target_slates:
-        odds = truth.log_odds_of(contexts, slates)
-        chances = np.where(slates == NO_ARM, 0.0, sigmoid(odds))
-        value = np.zeros(len(slates))
-        for h in range(slates.shape[1] - 1, -1, -1):
-            missed = (1 - chances[:, h]) * stay[slates[:, h]] * value
-            value = (1 - habits.leaving) * (chances[:, h] * demo.world.rewards[slates[:, h]] + missed)
-        total += float(value.mean())
-    return (1 - habits.silent) * total / len(sessions.target_slates)
+    slates = sessions.target
+    chances = np.where(slates == NO_ARM, 0.0, sigmoid(truth.log_odds_of(contexts, slates)))
+    value = np.zeros(len(slates))
+    for h in range(slates.shape[1] - 1, -1, -1):
+        missed = (1 - chances[:, h]) * stay[slates[:, h]] * value
+        value = (1 - habits.leaving) * (chances[:, h] * demo.world.rewards[slates[:, h]] + missed)
+    return (1 - habits.silent) * float(value.mean())

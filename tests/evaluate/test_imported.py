@@ -8,19 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from worker.cli.main import main
 from worker.errors import InputError
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.support import support
 from worker.evaluate.targets import Change
 from worker.stream.parameters import decode_parameters
 
 from .histories import History, value
 from .recording import record
-from .scenes import Scene
 
 SURE = 0.9999  # one log is one draw: at this confidence, a right interval does not miss
 SMALL = History(environment="uniform", sessions=2500, arms=3, horizon=2)
@@ -48,8 +45,7 @@ def test_recorded_propensities_answer_what_a_fixed_order_would_have_earned(serve
     history = replace(SMALL, served=served)
     evaluation = evaluated(history.imported(tmp_path), *[f"ad-{k + 1}" for k in order])
     found, truth = answers(evaluation), history.truth(order)
-    assert set(found) >= {"ips", "snips", "direct", "dr"}
-    assert ("replay" in found) == (served != "softmax")
+    assert set(found) == {"snips", "direct", "dr"}
     for method, (low, high) in found.items():
         assert low < truth < high, method
         assert high - low < truth, method
@@ -60,19 +56,9 @@ def test_recorded_propensities_answer_what_a_fixed_order_would_have_earned(serve
 def test_the_order_that_was_shown_has_earned_what_the_log_has(known: bool, tmp_path: Path) -> None:
     evaluation = evaluated(replace(SMALL, served="fixed", known=known).imported(tmp_path), "ad-1")
     found = {e.method: e.revenue for e in evaluation.estimates}
-    for method in ("ips", "snips", "dr"):
+    for method in ("snips", "dr"):
         assert found[method].estimate == pytest.approx(evaluation.served.revenue.estimate)
         assert found[method].low == pytest.approx(evaluation.served.revenue.low, rel=1e-3)
-
-
-def test_recorded_propensities_are_weighed_as_those_of_the_rule_that_served() -> None:
-    sessions = Scene(arms=3, horizon=2, share=0.5, repeats=False, leaving=0.2).log(4000, np.random.default_rng(1))
-    chances = sessions.served.chances(sessions.slates, sessions.eligible)
-    steps = chances / np.concatenate([np.ones((len(chances), 1)), chances[:, :-1]], axis=1)
-    by_rule, recorded = support(sessions), support(replace(sessions, recorded=steps))
-    np.testing.assert_allclose(recorded.weights, by_rule.weights)
-    np.testing.assert_allclose(recorded.effective, by_rule.effective, rtol=0.15)
-    np.testing.assert_allclose(recorded.clicks, by_rule.clicks, rtol=0.15)
 
 
 # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -84,9 +70,8 @@ UNSEEN = "arms that no session of the log has seen at that position"
     ("changes", "weighted", "direct"),
     [
         ({"served": "fixed", "known": False}, "other ads in 100.0% of the imported sessions, and how likely", UNSEEN),
-        ({"served": "fixed"}, "nothing was left to chance there: no propensity is below 1; ", UNSEEN),
-        ({"known": False}, r"is not known \(import with --propensity-column\); random_share = ", None),
-        ({"served": "some"}, "are of other users than the rest", None),
+        ({"served": "fixed"}, "of the imported sessions, and no propensity is below 1", UNSEEN),
+        ({"known": False}, r"is not known \(import with --propensity-column\)", None),
         ({"wrong": 0.7}, r"weights of position 1 have the mean 1\.\d\d in place of 1", None),
     ],
     ids=str,
@@ -94,10 +79,18 @@ UNSEEN = "arms that no session of the log has seen at that position"
 def test_what_the_log_does_not_say_has_no_answer(changes, weighted, direct, tmp_path: Path) -> None:
     evaluation = evaluated(replace(SMALL, **changes).imported(tmp_path), *OTHER)
     reasons = refusals(evaluation)
-    for method in ("ips", "snips", "dr"):
+    for method in ("snips", "dr"):
         assert re.search(weighted, reasons[method])
     assert (direct or "") in reasons.get("direct", "")
     assert ("direct" in reasons) == (direct is not None)
+
+
+def test_an_answer_for_a_part_of_the_users_says_so(tmp_path: Path) -> None:
+    evaluation = evaluated(replace(SMALL, served="some").imported(tmp_path), *OTHER)
+    (note,) = (note for note in evaluation.notes if "chosen by lot" in note)
+    used = {e.method: e.sessions for e in evaluation.estimates}
+    assert used["snips"] < used["direct"] == SMALL.sessions
+    assert note.startswith(f"snips and dr use the {used['snips']} of {SMALL.sessions} sessions whose slates were left")
 
 
 def test_a_propensity_that_is_missing_at_a_later_position_is_missing_for_all(tmp_path: Path) -> None:
@@ -105,8 +98,8 @@ def test_a_propensity_that_is_missing_at_a_later_position_is_missing_for_all(tmp
     at = next(n for n, row in enumerate(rows) if row.split(",")[2] == "2")
     table = [*rows[:at], rows[at].rpartition(",")[0] + ",", *rows[at + 1 :]]
     reasons = refusals(evaluated(SMALL.imported(tmp_path, "\n".join(table)), *OTHER))
-    assert "1 imported displays after the first have no propensity" in reasons["ips"]
-    assert set(reasons) == {"replay", "ips", "snips", "dr"}
+    assert "1 imported displays after the first have no propensity" in reasons["snips"]
+    assert set(reasons) == {"snips", "dr"}
 
 
 def test_other_policies_need_parameters_for_an_imported_log(tmp_path: Path) -> None:
@@ -116,9 +109,9 @@ def test_other_policies_need_parameters_for_an_imported_log(tmp_path: Path) -> N
     assert main(["replay", log, "--relearn", "--output", str(learned)]) == 0
     given = decode_parameters(learned.read_bytes())
     evaluation = evaluate_log(log, Change(settings={"policy": "greedy"}, parameters=given))
-    assert set(answers(evaluation)) >= {"ips", "direct", "dr"}
+    assert set(answers(evaluation)) == {"snips", "direct", "dr"}
     assert evaluation.notes[0].startswith("version ")  # it has learned from this log
-    assert set(answers(evaluate_log(log, Change(settings={"policy": "random"})))) >= {"ips", "direct", "dr"}
+    assert set(answers(evaluate_log(log, Change(settings={"policy": "random"})))) == {"snips", "direct", "dr"}
 
 
 # ── coverage ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,5 +136,5 @@ def test_intervals_of_forty_logs_cover_the_revenue_of_a_fixed_order(tmp_path: Pa
             answered[f"{served} {method}"] += 1
             covered[f"{served} {method}"] += low <= truth <= high
     figures = {name: f"{covered[name]} of {count}" for name, count in sorted(answered.items())}
-    assert answered.total() >= 150, figures
+    assert answered.total() >= 100, figures
     assert 0.88 <= covered.total() / answered.total() <= 0.99, figures

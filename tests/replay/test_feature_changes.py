@@ -143,7 +143,7 @@ def test_without_the_journal_decisions_are_checked_by_the_arrivals(recorded: Rec
 def test_another_policy_is_evaluated_on_the_log(recorded: Recorded, capsys: Any) -> None:
     assert main(["evaluate", str(recorded.path), "--policy", "greedy", "--json", "-"]) == 0
     report = orjson.loads(capsys.readouterr().out)
-    assert report["sessions"] + report["warmup"] + sum(report["left_out"].values()) == 1200
+    assert report["served"]["sessions"] + report["warmup"] + sum(report["left_out"].values()) == 1200
     assert report["left_out"].get("contradicts its version", 0) == 0
 
 

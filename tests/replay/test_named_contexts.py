@@ -86,6 +86,6 @@ def test_arrivals_and_clicks_alone_are_learned_from_under_a_declaration(recorded
 def test_another_policy_is_evaluated_on_the_log(recorded: tuple[Path, Parameters], capsys: Any) -> None:
     assert main(["evaluate", str(recorded[0]), "--policy", "greedy", "--json", "-"]) == 0
     report = orjson.loads(capsys.readouterr().out)
-    assert report["sessions"] + report["warmup"] + sum(report["left_out"].values()) == 599
+    assert report["served"]["sessions"] + report["warmup"] + sum(report["left_out"].values()) == 599
     methods = {one["method"]: one for one in report["estimates"]}
     assert methods["direct"]["revenue"]["estimate"] > 0

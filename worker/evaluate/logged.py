@@ -14,7 +14,6 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from math import nan
 from typing import Final, NamedTuple
 
@@ -28,21 +27,18 @@ OPEN: Final = "not over at the end of the log"
 NO_VERSION: Final = "version not in the log"
 NO_SLATE: Final = "slate not in the log"
 UNCERTAIN: Final = "uncertain which slate was shown"
-CONTRADICTS: Final = "contradicts its version"
 FALLBACK: Final = "served by the fallback"
-CONTROL: Final = "in the control group"
+CONTROL: Final = "in the control group"  # by chance alone: the others are a sample of all
 
 
 class LoggedSession(NamedTuple):
     """A complete session with its packed context.
 
-    `propensities` are those of the first decision or, if the session is imported, of all displays; nan if the log lacks
-    them. `version`, `slate`, `mode` and `exclude` are those of its opening.
+    `propensities` are those of all displays of an imported session, nan where they are not known; else empty.
     """
 
     session_id: str
     arrived_at: int
-    version: int
     slate: tuple[str, ...]
     mode: Mode
     context: bytes
@@ -58,15 +54,20 @@ class LoggedSession(NamedTuple):
 
 
 class LoggedSessions:
-    """The complete sessions of a log, by the version that served them, in the order of arrival."""
+    """The complete sessions of a log, by the version that served them, and the number of the others by reason."""
 
     def __init__(self, log: OrderedLog) -> None:
         self.by_version: dict[int, list[LoggedSession]] = {}
-        self.left_out: Counter[str] = Counter()  # by reason
+        self.left_out: Counter[str] = Counter()
         self._known = log.versions.known
         reader = TraceReader(log)
         for trace in reader.read(log.entries("gathering sessions")):
             self._add(trace, reader)
+
+    @property
+    def imported(self) -> bool:
+        """Whether another system served the sessions."""
+        return any(session.mode == "imported" for session in self.by_version.get(0, ()))
 
     def _add(self, trace: SessionTrace, reader: TraceReader) -> None:
         openings = reader.openings(trace)
@@ -75,42 +76,40 @@ class LoggedSessions:
             self.left_out[reason] += 1
             return
         opened = openings[0]
+        mode = _mode(opened)
         settings = self._known[opened.parameters_version].settings
-        shown, clicked = trace.answered(opened.slate, settings)
+        answered, clicked = trace.answered(opened.slate, settings)
+        known = {decision.position: decision.propensity for _, decision in trace.decisions}
+        propensities = [known.get(position) for position in range(1, len(opened.slate) + 1) if mode == "imported"]
         self.by_version.setdefault(opened.parameters_version, []).append(
             LoggedSession(
                 session_id=trace.session_id,
                 arrived_at=trace.arrived_at,
-                version=opened.parameters_version,
                 slate=opened.slate,
-                mode=opened.modes[0] if opened.modes else "none",
+                mode=mode,
                 context=pack_context(opened.context),
                 exclude=opened.exclude,
-                propensities=_propensities(trace, opened),
-                answered=shown,
+                propensities=tuple(nan if propensity is None else propensity for propensity in propensities),
+                answered=answered,
                 clicked=clicked,
             )
         )
 
-    def _reason_to_leave_out(self, trace: SessionTrace, openings: Sequence[Opened], latest: int) -> str | None:
-        contents = {(o.parameters_version, o.slate, o.modes[:1], pack_context(o.context), o.exclude) for o in openings}
+    def _reason_to_leave_out(self, trace: SessionTrace, openings: list[Opened], latest: int) -> str | None:
+        contents = {(o.parameters_version, o.slate, _mode(o), pack_context(o.context), o.exclude) for o in openings}
         if not openings:
             return NO_SLATE
         if len(contents) > 1 or any(opened.uncertain for opened in openings):
             return UNCERTAIN
         opened = openings[0]
-        if opened.modes[:1] == ("fallback",):
-            return FALLBACK
-        if opened.modes[:1] == ("control",):
-            return CONTROL  # by chance alone: the others are a sample of all
+        mode = _mode(opened)
+        if mode in ("fallback", "control"):
+            return FALLBACK if mode == "fallback" else CONTROL
         known = self._known.get(opened.parameters_version)
         if known is None or len(opened.context) != known.settings.dim:
             return NO_VERSION
-        is_over = opened.modes[:1] == ("imported",) or trace.arrived_at + known.settings.session_timeout <= latest
-        return None if is_over else OPEN
+        return None if mode == "imported" or trace.arrived_at + known.settings.session_timeout <= latest else OPEN
 
 
-def _propensities(trace: SessionTrace, opened: Opened) -> tuple[float, ...]:
-    known = {decision.position: decision.propensity for _, decision in trace.decisions}
-    positions = range(1, max(2, len(opened.slate) + 1 if opened.modes[:1] == ("imported",) else 0))
-    return tuple(nan if (propensity := known.get(position)) is None else propensity for position in positions)
+def _mode(opened: Opened) -> Mode:
+    return opened.modes[0] if opened.modes else "none"
