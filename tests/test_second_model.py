@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
 from worker.bandit import MODELS
 from worker.bandit.arrays import Array, Floats, Ints
-from worker.bandit.click_model import ClickModel, Displays, Fit, Observations
+from worker.bandit.click_model import ClickModel, Fit, Observations
 from worker.embedded.runner import Embedded
 from worker.evaluate.evaluation import evaluate_log
 from worker.evaluate.targets import Change
@@ -99,11 +99,6 @@ class ConstantRate:
         passes = np.bincount(data.arms, 1 - data.clicked, self.arms)
         folded = ConstantRate(clicks=self.clicks + clicks, passes=self.passes + passes, dim=self.dim)
         return Fit(model=folded, steps=1, kept=1.0)
-
-    def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        gradient = np.bincount(shown.arms, slopes, self.arms)
-        direction = gradient * self.bias_deviations**2
-        return float(gradient @ direction), direction[seen.arms]
 
     def forget(self, keep: float) -> ConstantRate:
         return ConstantRate(clicks=keep * self.clicks, passes=keep * self.passes, dim=self.dim)

@@ -229,18 +229,6 @@ def test_the_same_data_give_the_same_bits_and_nothing_seen_is_nothing_learned(es
     assert (fit.steps, fit.kept) == (0, 1.0)
 
 
-@given(cases)
-@briefly
-def test_leverage_is_that_of_the_dense_matrix(given_case) -> None:
-    model, data = given_case
-    slopes = np.linspace(0.1, 1, len(data))
-    variance, pulls = model.leverage(data, slopes, data)
-    z = rows_of(model.precision, data)
-    direction = covariance_of(model.precision) @ (z.T @ slopes)
-    assert variance == pytest.approx(float((z.T @ slopes) @ direction), rel=1e-9)
-    np.testing.assert_allclose(pulls, (z @ direction).astype(float), rtol=0, atol=1e-9)
-
-
 @given(tastes(), st.sampled_from([1.0, 0.9, 0.01]))
 @lawful
 def test_forgetting_fades_natural_parameters(scene: Tastes, keep: float) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, chosen, freeze_fields, row_products, sigmoid
-from worker.bandit.click_model import ClickModel, Displays, inputs
+from worker.bandit.click_model import ClickModel, Observations, inputs
 from worker.bandit.estimators import ByArm, Coefficients
 from worker.bandit.groups import INTERCEPT_PRECISION, Groups, known_or
 from worker.bandit.learning import LinearModel
@@ -178,7 +178,7 @@ class AdditiveModel(LinearModel):
     def coefficients(self) -> Coefficients:
         return self.theta_context, self.theta_arms
 
-    def by_arm(self, data: Displays) -> ByArm:
+    def by_arm(self, data: Observations) -> ByArm:
         rows, effects = self.inputs_of(data.contexts), self.precision.dim - len(self.prior_precision)
         if not effects:
             return ByArm(rows, sessions=data.sessions, arms=data.arms)

@@ -107,19 +107,14 @@ class AnswerCounts(ArrayValue):
 
     def rates(self) -> AnswerRates:
         """Return ρ_k and r_h, fitted by turns, drawn towards the rate of all arms and towards 1."""
-        return self.rounds()[-1]
-
-    def rounds(self) -> list[AnswerRates]:
-        """Return the rates after each round of the fit."""
         answers, by_position = self.answered.sum(axis=0), self.answered.sum(axis=1)
         # One answer more than counted: were the rate of all arms 0, no arm could be told from a mute one.
         overall = (float(answers.sum()) + 1) / (float(self.displayed.sum()) + 1)
-        positions, rounds = np.ones(self.horizon), []
+        positions = np.ones(self.horizon)
         for _ in range(ROUNDS):
             arms = (answers + PRIOR_DISPLAYS * overall) / (positions @ self.displayed + PRIOR_DISPLAYS)
             positions = (by_position + PRIOR_ANSWERS) / (self.displayed @ arms + PRIOR_ANSWERS)
-            rounds.append(AnswerRates(arms=arms, positions=positions))
-        return rounds
+        return AnswerRates(arms=arms, positions=positions)
 
     def faded(self, keep: float) -> AnswerCounts:
         """Forget as the estimate does."""

@@ -26,8 +26,8 @@ from worker.bandit.groups import Groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Displays:
-    """Arms shown to some sessions.
+class Observations:
+    """Arms shown to some sessions, and what came of them.
 
     Parameters
     ----------
@@ -35,22 +35,17 @@ class Displays:
     sessions : (m,), the row of `contexts` that saw each display
     arms : (m,), the index of the arm displayed
     positions : (m,), the position of each display, from 0
+    clicked : (m,), 1.0 or 0.0; a display that got no answer was not clicked
     """
 
     contexts: Floats
     sessions: Ints
     arms: Ints
     positions: Ints
+    clicked: Floats
 
     def __len__(self) -> int:
         return len(self.arms)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observations(Displays):
-    """Displays and what came of them; `clicked` (m,) is 1.0 or 0.0. A display that got no answer was not clicked."""
-
-    clicked: Floats
 
 
 def inputs(contexts: Floats) -> Floats:
@@ -157,12 +152,6 @@ class ClickModel(Truth, Protocol):
 
         `forgetting` is the share of older displays that is kept, or "auto", which takes the number of `changes`
         noticed lately into account (`learning.py`).
-        """
-
-    def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        """Return the variance of Σ slopes·log-odds over `shown`, and each display's pull on that sum, (len(seen),).
-
-        The pull is per unit of surprise (y − p) of a display that the model was fitted on.
         """
 
     def forget(self, keep: float) -> ClickModel:

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 
 from worker.bandit.arrays import Floats
-from worker.bandit.click_model import Displays, Fit, Observations
-from worker.bandit.estimators import ByArm, Coefficients, estimate, evidence, inner
+from worker.bandit.click_model import Fit, Observations
+from worker.bandit.estimators import ByArm, Coefficients, estimate, evidence
 
 AUTO: Final = "auto"
 #: Shares of the older displays that are weighed against each other.
@@ -76,7 +76,7 @@ class LinearModel(ABC):
         """The estimate θ̂."""
 
     @abstractmethod
-    def by_arm(self, data: Displays) -> ByArm:
+    def by_arm(self, data: Observations) -> ByArm:
         """Prepare displays for the methods below."""
 
     @abstractmethod
@@ -111,12 +111,6 @@ class LinearModel(ABC):
     def strengthened(self) -> Self:
         """Learn from the estimate how strong features are, if the model does."""
         return self
-
-    def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        """Return the variance of Σ slopes·log-odds over `shown`, and each display's pull on that sum."""
-        gradient = self.gradient(self.by_arm(shown), slopes)
-        direction = self.precision.solve(*gradient)
-        return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
     def fold(
         self, data: Observations, *, estimator: str, forgetting: float | str = 1.0, changes: float = 0.0

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Floats, Ints, chosen, freeze_fields, frozen_array
 from worker.bandit.changes import Windows, changed_arms, with_evidence
-from worker.bandit.click_model import ClickModel, Displays, Observations, arm_features, inputs
+from worker.bandit.click_model import ClickModel, Observations, arm_features, inputs
 from worker.bandit.estimators import ByArm, Coefficients, inner
 from worker.bandit.groups import INTERCEPT_PRECISION, Groups, bounded_strengths, known_or, own_prior, shared_prior
 from worker.bandit.hierarchy import Hierarchy
@@ -302,7 +302,7 @@ class PersonalModel(LinearModel):
     def coefficients(self) -> Coefficients:
         return self.shared, self.positions, self.own
 
-    def by_arm(self, data: Displays) -> ByArm:
+    def by_arm(self, data: Observations) -> ByArm:
         positions = np.minimum(data.positions, len(self.positions))
         return ByArm(inputs(data.contexts), sessions=data.sessions, arms=data.arms, positions=positions)
 

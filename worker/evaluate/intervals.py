@@ -81,7 +81,7 @@ def jackknife(estimate: float, groups: Floats, *, confidence: float) -> Confiden
 
     >>> found = jackknife(1.0, np.array([0.9, 1.1, 0.9, 1.1]), confidence=0.95)
     >>> round(found.error, 3), round(found.high, 2)
-    (0.173, 1.54)
+    (0.173, 1.48)
     """
     count = len(groups)
     error = float(np.sqrt((count - 1) * groups.var()))

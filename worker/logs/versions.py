@@ -19,7 +19,7 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
@@ -187,9 +187,9 @@ class RecordedVersions:
             history.insert(0, self.read(before))
         return history
 
-    def made_under(self, **changes: Any) -> dict[int, LearningSettings]:
-        """Return the settings of every version, with changes; the first version of a gap has those of the next one."""
-        settings = {number: replace(self.known[number].settings, **changes) for number in sorted(self.known)}
+    def made_under(self) -> dict[int, LearningSettings]:
+        """Return the settings of every version; the first version of a gap has those of the next one."""
+        settings = {number: self.known[number].settings for number in sorted(self.known)}
         for before, after in pairwise(list(settings)):
             settings.setdefault(before + 1, settings[after])
         return settings
