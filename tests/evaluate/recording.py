@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, sigmoid
@@ -14,18 +13,15 @@ from worker.evaluate.planning import Assembled
 from worker.logs.format import LogWriter
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import TIDY, Habits
-from worker.stream.settings import LearningSettings
 
 
-class Chancy(DemoSettings, frozen=True, kw_only=True):
-    """A demo that draws a share of its sessions at random."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chancy(DemoSettings):
+    """A demo that draws a share of its sessions at random; `true_value` takes its contexts, N(0, I), as they are."""
 
     random_share: float = 0.3
     epsilon: float = 0.1
-
-    def learning(self) -> LearningSettings:
-        # The contexts are N(0, I), and `true_value` takes them as they are.
-        return replace(super().learning(), random_share=self.random_share, epsilon=self.epsilon, standardise=False)
+    standardise: bool = False
 
 
 SMALL = Chancy(
@@ -45,7 +41,7 @@ SMALL = Chancy(
 def record(path: Path, habits: Habits = TIDY, **changes: Any) -> Demo:
     """Run a demo and record all topics."""
     with LogWriter(path) as log:
-        demo = Demo(msgspec.structs.replace(SMALL, **changes), habits=habits, tap=log)
+        demo = Demo(replace(SMALL, **changes), habits=habits, tap=log)
         while not demo.finished:
             demo.step()
     return demo
