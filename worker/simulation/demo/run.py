@@ -34,7 +34,7 @@ _LEARNING = LearningSettings(dim=5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """The settings of a demo; they decide the run. All windows of so small a run are learned from whole."""
+    """The settings of a demo; they decide the run."""
 
     environment: str = "tastes"
     policy: str = _LEARNING.policy
