@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
+from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import Spread
 from worker.bandit.ordering import fixed_slates, greedy_slates, optimistic_slates
@@ -57,6 +58,35 @@ def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(seed, 
         for row in range(3):
             eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
             check_slate(slates[row], chances[row], planner, eligible)
+
+
+@given(seeds, horizons, st.booleans(), st.data())
+@lawful
+def test_by_turns_slates_are_as_good_and_arms_that_are_alike_are_shown_as_often(seed, horizon, leaving, data) -> None:
+    kinds = st.tuples(st.sampled_from([0.5, 1.0]), st.sampled_from([-1.0, 0.5]))
+    arms = data.draw(st.lists(kinds, min_size=1, max_size=7))
+    generator = np.random.default_rng(seed)
+    known = AdditiveModel.certain(np.ones(1), np.array([theta for _, theta in arms]))
+    rates = AnswerRates(arms=np.where(known.theta_arms < 0, 0.4, 0.8), positions=np.ones(1)) if leaving else None
+    active = np.array(data.draw(st.lists(st.booleans(), min_size=len(arms), max_size=len(arms))))
+    rewards = [reward for reward, _ in arms]
+    planner = Planner(known, rewards, horizon=horizon, repeats=False, active=active, answers=rates)
+    turns, excluded = np.arange(420, dtype=np.uint32), excluded_arms(generator, len(arms), *[0.3] * 420)
+    contexts = np.repeat(generator.normal(size=(1, 1)), 420, axis=0)
+    slates = greedy_slates(planner, contexts, planner.masked(excluded), turns)
+    for slate, gone in zip(slates.tolist(), excluded, strict=True):
+        shown = [arm for arm in slate if arm != NO_ARM]
+        assert not set(shown) & (set(gone) | set(np.flatnonzero(~active)))
+        assert len(set(shown)) == len(shown) == min(horizon, len(set(planner.shown) - set(gone)))
+    values, without = (
+        planner.slate_values(contexts, greedy_slates(planner, contexts, planner.masked(excluded), keys))[:, 0]
+        for keys in (turns, None)
+    )
+    assert values == pytest.approx(without, abs=1e-6)
+    free = greedy_slates(planner, contexts, None, turns)
+    for kind in set(arms):
+        alike = [arm for arm in planner.shown.tolist() if arms[arm] == kind]
+        assert len({int((free == arm).sum()) for arm in alike}) <= 1
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -277,6 +277,23 @@ def test_sessions_differ_in_their_factors_and_without_one_a_note_says_so():
         assert not any("spread" in note for note in plain.notes)
 
 
+def test_new_arms_that_are_alike_are_shown_by_turns_and_score_the_same():
+    version = parameters(arms=3, horizon=3, repeats=False, policy="aucbbp", model="personal", spread=1.0)
+    alike = tuple(Arm(arm=name, reward=2.5) for name in ("new-1", "new-2", "new-3"))
+    version = replace(
+        version, arms=version.arms + alike, model=version.model.with_arms(3), thresholds=(1e9,) * 3, ties=()
+    )
+    firsts = []
+    for number in range(60):
+        found = explain(version, arrival(np.zeros(3), ["new-2"] * (number % 2), session=f"session-{number}"))
+        assert all(position.choice in [one.arm for one in position.arms] for position in found.positions)
+        scores = {one.arm: one.score for one in found.positions[0].arms}
+        assert scores[found.slate[0]] == pytest.approx(max(scores.values()))
+        firsts.append(next(arm for arm in found.slate if arm.startswith("new")))
+    assert all(firsts.count(name) >= 12 for name in ("new-1", "new-3"))
+    assert firsts.count("new-2") >= 5
+
+
 def test_retired_and_excluded_arms_do_not_compete():
     reasons = explain(parameters(), arrival(np.zeros(3), ["arm-4"]))
     competed = [one.arm for one in reasons.positions[0].arms]

@@ -314,6 +314,10 @@ class AdditiveHeads:
         self._largest = float(np.abs(self._theta).max(initial=0.0))
         self._decay = np.exp(-np.clip(self._theta, -self._steepest, self._steepest)).astype(self._dtype)
 
+    @property
+    def coefficients(self) -> Array:
+        return self._theta[None]
+
     def _offsets(self, contexts: Floats) -> Floats:
         return _offsets(self._model.inputs_of(contexts), self._model.theta_context)
 

@@ -226,6 +226,10 @@ class Fit(Generic[Model]):
 class Heads(Protocol):
     """All that planning needs of the arms shown, prepared once per version; a column is an index into `shown`."""
 
+    @property
+    def coefficients(self) -> Array:
+        """What log-odds depend on besides contexts, (…, columns): the same numbers, the same log-odds for anybody."""
+
     def log_odds(self, contexts: Floats) -> Array:
         """Return the log-odds of a click: (n, d) → (n, columns)."""
 

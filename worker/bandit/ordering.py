@@ -29,8 +29,25 @@ from worker.bandit.planning import Masked, Planner
 ARMS_AT_ONCE = 128  # whose probabilities at all positions are computed in one call
 
 
-def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None) -> Ints:
-    """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones."""
+def greedy_slates(
+    planner: Planner, contexts: Floats, masked: Masked | None = None, keys: NDArray[np.uint32] | None = None
+) -> Ints:
+    """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones.
+
+    Sessions with `keys` (n,) show by turns what is alike: each is planned for the arms that are some turns before those
+    that it is shown.
+    """
+    if keys is None or planner.alike is None:
+        return _greedy(planner, contexts, masked)
+    alike, turns = planner.alike, keys.astype(np.intp)
+    if masked is not None:
+        masked = Masked(masked.rows, alike.turned(masked.columns, -turns[masked.rows]))
+    slates = _greedy(planner, contexts, masked)
+    shown = planner.shown[alike.turned(planner.columns_of(slates), turns[:, None])]
+    return np.where(slates == NO_ARM, NO_ARM, shown)
+
+
+def _greedy(planner: Planner, contexts: Floats, masked: Masked | None) -> Ints:
     return _best(planner, contexts, lambda rows: planner.heads.probabilities(contexts[rows]), masked)
 
 

@@ -28,6 +28,10 @@ class PersonalHeads:
         self._steepest = 80.0 if self._dtype == np.float32 else 600.0
         self._opposed = np.ascontiguousarray(-model.heads_of_arms[shown].T, dtype=dtype)
 
+    @property
+    def coefficients(self) -> Array:
+        return self._opposed
+
     @cached_property
     def _spreads(self) -> Array:
         """The packed covariances, (n(n+1)/2, columns)."""

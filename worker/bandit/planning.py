@@ -53,6 +53,41 @@ class Masked:
         return self.rows[low:high] - rows.start, self.columns[low:high]
 
 
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Arms that greedy plans cannot tell apart, such as new ones of the same price: sessions show them by turns.
+
+    order : the kernel columns, those that are alike next to each other
+    firsts, sizes, places : (columns,), where in `order` those like a column begin, their number, and its place there
+    """
+
+    order: Ints
+    firsts: Ints
+    sizes: Ints
+    places: Ints
+
+    @classmethod
+    def of(cls, numbers: Array) -> Alike | None:
+        """Return the columns with the same numbers, (…, columns); None if they all differ."""
+        order = np.lexsort(numbers)
+        differs = (numbers[:, order[1:]] != numbers[:, order[:-1]]).any(axis=0)
+        if differs.all():
+            return None
+        starts = np.flatnonzero(np.append(True, differs))
+        sizes = np.diff(np.append(starts, len(order)))
+        rank = np.argsort(order)
+        firsts = np.repeat(starts, sizes)[rank]
+        return cls(order, firsts, np.repeat(sizes, sizes)[rank], rank - firsts)
+
+    def turned(self, columns: Ints, turns: Ints) -> Ints:
+        """Return the columns that take the place of these, so many turns further among those like them.
+
+        >>> Alike.of(np.array([[5.0, 7.0, 5.0, 5.0]])).turned(np.array([0, 1, 3]), np.array([2, 2, 2]))
+        array([3, 1, 2])
+        """
+        return self.order[self.firsts[columns] + (self.places[columns] + turns) % self.sizes[columns]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The best slates under the estimate, and with repeats the optimistic arms that were asked for.
@@ -150,6 +185,16 @@ class Planner:
     def by_falling_revenue(self) -> Ints:
         """The kernel columns sorted by falling revenue, ties by their index."""
         return np.argsort(-self.rewards[self.shown], kind="stable")
+
+    @cached_property
+    def alike(self) -> Alike | None:
+        """The kernel columns with the same price, click probabilities and rates; None if they all differ."""
+        rates = [] if self.cascade.rates is None else [self.cascade.rates]
+        return Alike.of(np.vstack([self.heads.coefficients, self._rewards, *rates]))
+
+    def columns_of(self, arms: Ints) -> Ints:
+        """Return the kernel columns of active arms."""
+        return self._column[arms]
 
     def slices(self, contexts: Floats) -> Iterator[slice]:
         """Yield the slices of contexts (n, d) that are planned at once; none if no arm is active."""

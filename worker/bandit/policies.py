@@ -209,7 +209,8 @@ class Aucbbp(Policy):
             greedy, exploring = optimist.both(planner, sessions)
         else:
             exploring = optimist.plan(planner, sessions).arms
-            greedy = greedy_slates(planner, sessions.contexts, sessions.masked)
+            turns = sessions.keys if self.spread else None
+            greedy = greedy_slates(planner, sessions.contexts, sessions.masked, turns)
         scores = exploration_scores(planner, sessions.contexts, exploring)
         # Without repeats two slates cannot be mixed: the first position decides for all.
         chosen = self._chosen(scores if planner.repeats else scores[:, :1], sessions)

@@ -173,7 +173,10 @@ class Contest:
         if any(explored):
             factors = None if self.factors is None else self.factors[0]
             optimistic = self.bonus.optimistic(self.log_odds, self.parameters.beta * self.widths, factors)
-        order = order_of_showing(optimistic, self.rewards, self.cascade)
+        # Arms of the same worth may stand in any order: in that of the slate, as serving shows what is alike by turns.
+        places = {arm: place for place, arm in enumerate(slate)}
+        first = np.argsort([places.get(arm, len(slate)) for arm in self.arms.tolist()], kind="stable")
+        order = first[order_of_showing(optimistic[first], self.rewards[first], self.cascade.choose(first))]
         earned, hoped = (
             earned_in_order(chances, self.rewards, self.horizon, self.cascade, order)
             for chances in (self.first, optimistic)
