@@ -163,7 +163,7 @@ async def test_a_late_decision_follows_the_fallback_ad() -> None:
 
 async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
     transport = FakeTransport()
-    async with client_on(transport, most_in_flight=1) as ads:
+    async with client_on(transport) as ads:
         task = asyncio.create_task(ads.arrive([1], session_id="s"))
         await until(lambda: transport.sent)
         task.cancel()
@@ -243,47 +243,7 @@ async def test_memory_is_bounded_by_number_and_age_but_keeps_those_who_wait() ->
         assert list(ads._exchange._sessions) == [b"later"]
 
 
-# ── back-pressure and delivery ───────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_requests_beyond_the_bound_wait_for_a_place_in_their_order() -> None:
-    transport = FakeTransport()
-    async with client_on(transport, most_in_flight=2) as ads:
-        tasks = [asyncio.create_task(ads.arrive([1], session_id=f"s{number}")) for number in range(5)]
-        await until(lambda: len(transport.sent) == 2)
-        await asyncio.sleep(0)
-        for number in range(5):
-            await until(lambda number=number: len(transport.sent) == min(5, number + 2))  # type: ignore[misc]
-            assert [record.key for record in transport.sent] == [b"s%d" % n for n in range(min(5, number + 2))]
-            transport.decide(f"s{number}", 1, SLATE)
-            assert (await tasks[number]).arm == "shoes"
-
-
-async def test_a_request_that_finds_no_place_in_time_gets_the_fallback_and_sends_nothing() -> None:
-    transport = FakeTransport()
-    async with client_on(transport, most_in_flight=1, fallback=["house"]) as ads:
-        waiting = asyncio.create_task(ads.arrive([1], session_id="first"))
-        await until(lambda: transport.sent)
-        refused = await ads.arrive([1], within=0.001)
-        assert (refused.arm, refused.timed_out) == ("house", True)
-        assert ads.counts.refused == 1
-        transport.decide("first", 1, SLATE)
-        shown = await waiting
-        assert shown.arm == "shoes"
-        assert (await ads.passed(shown)).arm == "hats"
-    assert len(transport.sent) == 2
-
-
-async def test_an_answered_request_keeps_its_place_until_the_brokers_have_its_record() -> None:
-    transport = FakeTransport(answers=SLATE, holds=True)
-    async with client_on(transport, most_in_flight=1, delivery_timeout=0.001) as ads:
-        shown = await ads.arrive([1])
-        assert (await ads.arrive([1], within=0.001)).timed_out
-        with pytest.raises(UndeliveredError, match="too many requests"):
-            await ads.clicked(shown)
-        assert len(transport.sent) == 1
-        transport.acknowledge()
-        assert not (await ads.arrive([1])).timed_out
+# ── delivery ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_a_click_waits_for_the_brokers_and_a_pass_does_not() -> None:
@@ -349,7 +309,7 @@ def test_the_public_names_are_these() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        *({"timeout": 0}, {"most_in_flight": 0}, {"remember": 0}, {"delivery_timeout": -1}),
+        *({"timeout": 0}, {"remember": 0}, {"delivery_timeout": -1}),
         *({"servers": ""}, {"servers": "localhost"}, {"servers": ["a:1", "b"]}),
     ],
 )

@@ -109,11 +109,13 @@ async def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_r
     brokers: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("worker.client.kafka._ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("worker.client.kafka._MOST_UNDELIVERED", 3)
     caplog.set_level(logging.WARNING, "worker.client")
     async with connected(brokers, delivery_timeout=0.5, refresh=0.05) as (transport, _):
         assert transport.trouble is None
         await asyncio.to_thread(brokers.close)
-        sent = [transport.send(arrival(number)) for number in range(3)]
+        sent = [transport.send(arrival(number)) for number in range(4)]
+        assert [future.done() for future in sent] == [False, False, False, True], "three can wait"
         for future in sent:
             with pytest.raises(UndeliveredError, match="no broker accepted the record"):
                 await future

@@ -35,9 +35,7 @@ class Gateway:
 
     def __init__(self, transport: FakeTransport, **settings: Any) -> None:
         self.transport = transport
-        self.exchange = Exchange(
-            transport, **{"most_in_flight": 100, "remember": 100, "seconds": 60, **settings}, others=True
-        )
+        self.exchange = Exchange(transport, **{"remember": 100, "seconds": 60, **settings}, others=True)
         self.model = PublishedModel(lambda _: None)
         self.now = NOW
         self.service = KafkaAdService(self.exchange, self.model, Limits(), clock=lambda: self.now)
@@ -214,17 +212,6 @@ async def test_a_click_is_marked_if_the_brokers_have_none_at_the_deadline_and_fa
             transport.fail()
             with pytest.raises(UnavailableError, match="send it again"):
                 await task
-
-
-async def test_without_a_place_arrivals_get_fallback_ads_and_feedback_is_refused() -> None:
-    transport = FakeTransport(answers=SLATE, holds=True)
-    async with gateway_on(transport, most_in_flight=1) as gateway:
-        await gateway.arrive()
-        assert (await gateway.arrive("t", within=0.001)).fallback
-        with pytest.raises(UnavailableError, match="in flight"):
-            await gateway.feedback(1, "cap", within=0.001)
-        transport.acknowledge()
-    assert len(transport.sent) == 1
 
 
 # ── rejections ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,6 @@ from worker.runtime.interpreter import collect_garbage_rarely
 OPTIONS = (
     *CONNECTION,
     *HTTP,
-    count("max-in-flight", "most requests without an answer; further ones wait, up to their deadline", 10_000),
     count("max-remembered-sessions", "most sessions of which the last decision is remembered", 100_000),
     *LIMITS,
     *LOG,

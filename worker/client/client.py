@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from worker.client.decision import AdDecision, from_record
 from worker.client.exchange import ClientCounts, Exchange
 from worker.client.kafka import KafkaTransport
-from worker.client.transport import ClientTransport, Context, Keyed, UndeliveredError, check_id, encode_arrival
+from worker.client.transport import ClientTransport, Context, Keyed, check_id, encode_arrival
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.runtime.clock import wall_clock
@@ -32,7 +32,6 @@ class Client:
     prefix : prefix of the topic names
     timeout : seconds after which an answer is given up
     fallback : ads to show if there is no answer in time, the first one first
-    most_in_flight : most requests without an answer or an acknowledgement; further ones wait, up to their timeout
     remember : most sessions that are remembered, for late decisions and repeated requests
     remember_seconds : how long they are remembered
     delivery_timeout : seconds after which a record that no broker accepted is given up
@@ -46,19 +45,16 @@ class Client:
         prefix: str = "ads",
         timeout: float = 0.2,
         fallback: Sequence[str] = (),
-        most_in_flight: int = 10_000,
         remember: int = 20_000,
         remember_seconds: float = 70.0,
         delivery_timeout: float = 30.0,
         transport: ClientTransport | None = None,
     ) -> None:
-        if not (timeout > 0 and delivery_timeout > 0 and most_in_flight >= 1 and remember >= 1):
-            raise InputError("timeouts must be above 0, most_in_flight and remember at least 1")
-        self._timeout, self._delivery_timeout = timeout, delivery_timeout
-        self._fallback = tuple(fallback)
+        if not (timeout > 0 and delivery_timeout > 0 and remember >= 1):
+            raise InputError("timeouts must be above 0, remember at least 1")
+        self._timeout, self._fallback = timeout, tuple(fallback)
         self._exchange = Exchange(
             transport or KafkaTransport(_connection(servers), Topics(prefix), delivery_timeout=delivery_timeout),
-            most_in_flight=most_in_flight,
             remember=remember,
             seconds=remember_seconds,
         )
@@ -141,7 +137,7 @@ class Client:
                 return from_record(known.decision())
             return decision.at(decision.position + 1) if decision.slate else decision
         following = decision.at(decision.position + 1)
-        await self._report(decision, clicked=False)
+        self._report(decision, clicked=False)
         if following.ended:
             self._exchange.end(key, "exhausted")
         return following
@@ -155,7 +151,7 @@ class Client:
         if decision.arm is None:
             raise InputError(f"session {decision.session_id!r} shows no ad that could be clicked")
         if not decision.timed_out:
-            await asyncio.shield(await self._report(decision, clicked=True))
+            await asyncio.shield(self._report(decision, clicked=True))
             self._exchange.end(decision.session_id.encode(), "clicked")
 
     async def report(
@@ -177,13 +173,13 @@ class Client:
             clicked=clicked,
             token=token,
         )
-        await asyncio.shield(await self._send(feedback))
+        await asyncio.shield(self._send(feedback))
 
     async def flush(self) -> None:
         """Wait until the brokers have everything. Raises `UndeliveredError` if they do not accept a record in time."""
         await self._exchange.flush()
 
-    async def _report(self, decision: AdDecision, *, clicked: bool) -> asyncio.Future[None]:
+    def _report(self, decision: AdDecision, *, clicked: bool) -> asyncio.Future[None]:
         feedback = Feedback(
             session_id=decision.session_id,
             # Feedback before its arrival would not count, and the clocks of two machines may differ.
@@ -193,14 +189,10 @@ class Client:
             clicked=clicked,
             token=decision.token,
         )
-        return await self._send(feedback)
+        return self._send(feedback)
 
-    async def _send(self, feedback: Feedback) -> asyncio.Future[None]:
-        record = Keyed("clicks", feedback.session_id.encode(), encode_feedback(feedback))
-        sent = await self._exchange.report(record, self._deadline(self._delivery_timeout))
-        if sent is None:
-            raise UndeliveredError("too many requests are in flight; send it again later")
-        return sent
+    def _send(self, feedback: Feedback) -> asyncio.Future[None]:
+        return self._exchange.report(Keyed("clicks", feedback.session_id.encode(), encode_feedback(feedback)))
 
     def _deadline(self, seconds: float | None) -> float:
         return asyncio.get_running_loop().time() + (self._timeout if seconds is None else seconds)

@@ -9,8 +9,6 @@ Rules that hold in this file:
   remembered, and answers the next wait.
 - An arrival that is asked for again is answered from memory. If no decision came yet and nobody else waits for it, the
   same bytes are sent again; workers accept them as a repetition.
-- Every request holds a slot until it is answered or given up, and its record is acknowledged or has failed. When no
-  slot is free, further requests wait for one, and give up at their deadline without sending anything.
 
 Deadlines are times of the event loop's clock.
 """
@@ -59,7 +57,6 @@ class ClientCounts:
     late : decisions that came after somebody had stopped waiting for them
     repeated : decisions that were known already, or for an earlier position
     undelivered : records that no broker took in time
-    refused : requests that got no slot before their deadline
     """
 
     arrivals: int = 0
@@ -69,7 +66,6 @@ class ClientCounts:
     late: int = 0
     repeated: int = 0
     undelivered: int = 0
-    refused: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -91,17 +87,13 @@ class Exchange:
 
     Parameters
     ----------
-    most_in_flight : most requests in flight
     remember : most sessions that are remembered, and `seconds`, for how long
     others : whether sessions that other clients opened are remembered too
     """
 
-    def __init__(
-        self, transport: ClientTransport, *, most_in_flight: int, remember: int, seconds: float, others: bool = False
-    ) -> None:
+    def __init__(self, transport: ClientTransport, *, remember: int, seconds: float, others: bool = False) -> None:
         self.transport = transport
         self.counts = ClientCounts()
-        self._free_slots = asyncio.Semaphore(most_in_flight)
         self._remember, self._others = remember, others
         self.seconds = seconds
         self._sessions: dict[bytes, _Session] = {}  # in the order in which they became known
@@ -120,36 +112,24 @@ class Exchange:
 
         `request` is the part of the record that a repetition must share. Raises `Rejected` if it differs.
         """
-        session = self._find(record.key, request)
-        if session is not None and session.known is not None:
+        session = self._find(record.key, request) or self._add(record.key)
+        if session.known is not None:
             return session.known
-        if not await self._acquire_slot(deadline):
-            return None
-        sent = None
+        if session.arrival is None:
+            session.request, session.arrival = request, record
+        if not session.asking:
+            self._send(session.arrival)
+            self.counts.arrivals += 1
+        session.asking += 1
         try:
-            # Others may have asked for the same session while no slot was free.
-            session = self._find(record.key, request) or self._add(record.key)
-            if session.arrival is None:
-                session.request, session.arrival = request, record
-            if session.known is None and not session.asking:
-                sent = self._send(session.arrival)
-                self.counts.arrivals += 1
-            session.asking += 1
-            try:
-                return await self._wait(session, 1, deadline)
-            finally:
-                session.asking -= 1
+            return await self._wait(session, 1, deadline)
         finally:
-            self._release_slot(sent)
+            session.asking -= 1
 
-    async def report(self, record: Keyed, deadline: float) -> asyncio.Future[None] | None:
-        """Send feedback; return the future of its acknowledgement, or None if no slot was free before the deadline."""
-        if not await self._acquire_slot(deadline):
-            return None
+    def report(self, record: Keyed) -> asyncio.Future[None]:
+        """Send feedback; return the future of its acknowledgement."""
         self.counts.feedback += 1
-        sent = self._send(record)
-        self._release_slot(sent)
-        return sent
+        return self._send(record)
 
     async def decision(self, key: bytes, position: int, deadline: float) -> Known | None:
         """Return the decision of a session for a position or a later one, or None at the deadline."""
@@ -185,22 +165,6 @@ class Exchange:
         if session is not None and session.request is not None and session.request != request:
             raise Rejected("session-reused", REUSED)
         return session
-
-    async def _acquire_slot(self, deadline: float) -> bool:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._free_slots.acquire()
-        except TimeoutError:
-            self.counts.refused += 1
-            return False
-        return True
-
-    def _release_slot(self, sent: asyncio.Future[None] | None) -> None:
-        """Free the slot of a request as soon as its record is acknowledged."""
-        if sent is None:
-            self._free_slots.release()
-        else:
-            sent.add_done_callback(lambda _: self._free_slots.release())
 
     # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
 

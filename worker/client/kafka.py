@@ -37,6 +37,8 @@ _POLL_WAIT: Final = 0.005
 _MOST_RECORDS: Final = 2_048
 #: Polls that may wait for the loop. Then nothing more is read until it has caught up.
 _MOST_POLLS: Final = 4
+#: Records that wait for their delivery.
+_MOST_UNDELIVERED: Final = 50_000
 #: Seconds until the next poll after an error.
 _PAUSE: Final = 0.5
 #: Seconds that the brokers may take to describe topics before they count as unreachable.
@@ -99,6 +101,9 @@ class KafkaTransport:
                 linger_ms=0,
                 max_in_flight=5,  # under load, records wait for each other instead of for the broker, in batches
                 message_timeout_ms=max(1, int(1000 * self._delivery_timeout)),
+                # What waits for brokers that are away; further records are given up.
+                queue_buffering_max_messages=_MOST_UNDELIVERED,
+                queue_buffering_max_kbytes=64 << 10,
             )
         )
         for topic in self._names.values():  # so that the first record does not wait for it
@@ -127,7 +132,9 @@ class KafkaTransport:
                 record.key,
                 on_delivery=partial(self._on_delivery, sent),
             )
-        except (KafkaException, BufferError, RuntimeError) as error:
+        except BufferError as error:
+            _fail(sent, error)
+        except (KafkaException, RuntimeError) as error:
             log.warning("a record cannot be sent: %s", reason_of(error))
             _fail(sent, error)
         return sent

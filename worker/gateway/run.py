@@ -38,7 +38,6 @@ class GatewaySettings:
     topics: Topics
     http: HttpSettings
     limits: Limits
-    max_in_flight: int
     max_remembered_sessions: int
 
 
@@ -53,7 +52,6 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     connection, topics = settings.connection, settings.topics
     exchange = Exchange(
         KafkaTransport(connection, topics),
-        most_in_flight=settings.max_in_flight,
         remember=settings.max_remembered_sessions,
         seconds=60.0,
         others=True,
@@ -92,13 +90,9 @@ GATEWAY_CATALOGUE: Final = (
     ),
     counter(
         "adcascade_gateway_waits_total",
-        "Waits for a decision, by their end: it came, it did not come in time, or no slot was free for the request.",
-        lambda metrics: {
-            "answered": metrics.counts.answered,
-            "timed-out": metrics.counts.timed_out,
-            "refused": metrics.counts.refused,
-        },
-        end=("answered", "timed-out", "refused"),
+        "Waits for a decision, by their end: it came, or it did not come in time.",
+        lambda metrics: {"answered": metrics.counts.answered, "timed-out": metrics.counts.timed_out},
+        end=("answered", "timed-out"),
     ),
     counter(
         "adcascade_gateway_late_decisions_total",

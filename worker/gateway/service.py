@@ -83,9 +83,7 @@ class KafkaAdService:
         record, feedback = self._judged(request, decision, planner)
         if self._exchange.is_unanswered(key):
             raise Rejected("arm-mismatch", FALLBACK_SHOWN)
-        sent = await self._exchange.report(Keyed("clicks", key, record), deadline)
-        if sent is None:
-            raise UnavailableError("too many requests are in flight")
+        sent = self._exchange.report(Keyed("clicks", key, record))
         settings = planner.parameters.settings
         if decision is not None and feedback.occurred_at > decision.arrived_at + settings.session_timeout:
             self.late_feedback += 1
