@@ -85,7 +85,7 @@ def test_the_table_has_the_share_lost_after_new_arms(adcascade):
 def test_without_scikit_learn_one_line_names_it(adcascade, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     environments.load_digits.cache_clear()
-    code, out, err = adcascade("simulate --environment digits --episodes 2 --jobs 1")
+    code, out, err = adcascade("simulate --environment digits --dim 64 --horizon 3 --episodes 2 --jobs 1")
     assert (code, out) == (1, "")
     assert err.endswith("adcascade: the environment digits needs scikit-learn: pip install scikit-learn\n")
 
@@ -97,7 +97,6 @@ def test_without_scikit_learn_one_line_names_it(adcascade, monkeypatch):
         ("categories", "--levels 7 --dim 0"),
         ("silent", "--reported 0.3"),
         ("newcomers", "--join 3 --new-arms 2 --better 4 --spread 1"),
-        ("newcomers", "--join 3 --new-arms 2 --prices unequal"),
         ("drift", "--change ads-and-tastes --forgetting auto"),
         ("interactions", "--interaction 2 --crosses none"),
         ("skewed", ""),

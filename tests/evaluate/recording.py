@@ -33,7 +33,6 @@ SMALL = Chancy(
     arms=3,
     horizon=2,
     dim=3,
-    partitions=2,
     seed=1,
 )
 

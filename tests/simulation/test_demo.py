@@ -75,9 +75,8 @@ def test_poison_of_every_kind_becomes_dead_letters_and_does_not_change_the_param
 # ── repeated ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("partitions", [1, SMALL.partitions, 12])
-def test_the_result_is_decided_by_the_settings_and_does_not_depend_on_the_number_of_partitions(golden, partitions):
-    demo = finish(Demo(DemoSettings(users=40, episodes=6, partitions=partitions)))
+def test_the_result_is_decided_by_the_settings(golden):
+    demo = finish(Demo(SMALL))
     assert demo.parameters.sha256 == golden.parameters.sha256
     assert totals(demo.rows) == totals(golden.rows)
 
@@ -98,7 +97,7 @@ def test_the_run_beside_is_that_of_this_process():
     with beside(SMALL) as connection:
         process = received_run(connection)
     same = additive_run(SMALL)
-    assert process.settings == same.settings == replace(SMALL, model="additive", partitions=1)
+    assert process.settings == same.settings == replace(SMALL, model="additive")
     assert process.sha256 == same.sha256
     assert totals(process.rows) == totals(same.rows)
     assert len(process.rows) == 6
@@ -155,7 +154,7 @@ def test_the_heads_of_a_version_refer_to_contexts_as_they_arrive(golden):
 
 @pytest.mark.slow
 def test_the_demo_approaches_the_oracle_within_its_budget_and_the_additive_model_cannot():
-    settings = DemoSettings(episodes=60, partitions=1)
+    settings = DemoSettings(episodes=60)
     numbers = summary(finish(Demo(settings)), additive_run(settings))
     assert numbers["revenue_share"]["last_tenth"] >= 0.98
     assert numbers["revenue_share"]["first_tenth"] < 0.9

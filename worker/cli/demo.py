@@ -34,12 +34,6 @@ OPTIONS = (
     count("users", "mean number of users per episode", DEFAULTS.users),
     count("episodes", "number of episodes, windows of a minute", DEFAULTS.episodes),
     SEED,
-    count(
-        "partitions",
-        "partitions of arrivals and clicks; the results do not depend on them",
-        DEFAULTS.partitions,
-        most=1024,
-    ),
     Option(
         "beside",
         "second run with the same users and the additive model, for comparison, in a separate process",

@@ -6,13 +6,14 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from typing import Any
 
 from worker import __version__
 from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, integer, number
 from worker.console import check_writable, note, progress, table, write_file, write_result
-from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PIXELS, PRICES
+from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS
 from worker.simulation.experiment.run import cores, run_all
 from worker.simulation.experiment.settings import AFTER_NEW, ExperimentSettings, Run, last_episodes
 from worker.simulation.plots import check_plot, plot_regret
@@ -20,28 +21,16 @@ from worker.simulation.reporting import flag
 from worker.stream.settings import ANSWERS
 
 DEFAULTS = ExperimentSettings()
-#: Sizes of the world digits, where the data or their number of classes decide.
-DIGITS = {"dim": PIXELS, "horizon": 3}
 
-
-def _world() -> tuple[Option, ...]:
-    """Return the options of the world; what depends on the environment has its default later."""
-    options = []
-    for option in world(DEFAULTS):
-        if option.name == "environment":
-            option = replace(option, choices=tuple(ENVIRONMENTS))
-        if option.name == "dim":
-            option = replace(option, parse=integer(least=0))
-        if option.name in DIGITS:
-            default = f"default: {getattr(DEFAULTS, option.name)}; digits: {DIGITS[option.name]}"
-            option = replace(option, default=None, help=f"{option.help} ({default})")
-        options.append(option)
-    return tuple(options)
-
+#: What is different here: all environments, and worlds without numbers.
+_WIDER: dict[str, dict[str, Any]] = {
+    "environment": {"choices": tuple(ENVIRONMENTS)},
+    "dim": {"parse": integer(least=0)},
+}
 
 OPTIONS = (
     setting("policy", help="policies to compare; repeatable", repeatable=True, default=DEFAULTS.policy),
-    *_world(),
+    *(replace(option, **_WIDER.get(option.name, {})) for option in world(DEFAULTS)),
     count(
         "features",
         "number of features of each arm, which explain most of the tastes; the revenue is then a feature, too",
@@ -50,7 +39,6 @@ OPTIONS = (
     ),
     count("new-arms", "number of arms that are added during the run", DEFAULTS.new_arms, least=0),
     count("join", "first episode with the new arms", least=2),
-    Option("prices", "revenues of the ads in newcomers (default: equal)", choices=PRICES, default=None),
     Option(
         "better",
         "in newcomers, rare clicks, and so many times those of the best ad for each new one",
@@ -94,7 +82,7 @@ OPTIONS = (
         choices=ANSWERS,
         default=None,
     ),
-    *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "spread", "epsilon", "ridge", "forgetting"),
+    *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "spread", "ridge", "forgetting"),
     setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
         "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users
@@ -110,7 +98,7 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> None:
     """Make all runs; print a table, write JSON and a plot."""
-    settings = _settings(options)
+    settings = filled(ExperimentSettings, options)
     check_writable(options.json, options.plot)
     if options.plot is not None:
         check_plot(options.plot)
@@ -120,14 +108,6 @@ def run(options: argparse.Namespace) -> None:
         _plot(options.plot, settings, runs)
     record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}}
     write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs, settings.join)}")
-
-
-def _settings(options: argparse.Namespace) -> ExperimentSettings:
-    sizes = {name: getattr(options, name) for name in DIGITS}
-    for name, in_digits in DIGITS.items():
-        if sizes[name] is None:
-            sizes[name] = in_digits if options.environment == "digits" else getattr(DEFAULTS, name)
-    return filled(ExperimentSettings, options, **sizes)
 
 
 def _make(settings: ExperimentSettings, jobs: int) -> list[Run]:
@@ -206,7 +186,7 @@ COMMAND = CommandSpec(
         "adcascade simulate --users 10 --users 50 --users 200 --plot regret.png",
         "adcascade simulate --environment tastes --model personal",
         "adcascade simulate --environment leaving --model personal --episodes 200",
-        "adcascade simulate --environment digits --model personal --episodes 100 --seeds 5",
+        "adcascade simulate --environment digits --dim 64 --horizon 3 --model personal --episodes 100 --seeds 5",
         "adcascade simulate --environment tastes --model personal --features 3 --arms 30 --new-arms 20 --join 100",
         "adcascade simulate --environment categories --model personal --dim 0 --levels 100 --users 500 --episodes 60",
         "adcascade simulate --environment silent --model personal --reported 0.1 --episodes 200",

@@ -34,7 +34,6 @@ LASTING = ("opposite", "uniform", "rare", "tastes", "leaving", "digits")
 LEAVING = ("leaving", "silent")
 #: What may change at half time in the environment drift.
 CHANGES = ("tastes", "ads", "ads-and-tastes", "nothing")
-PRICES = ("equal", "unequal")
 CROSSES = ("all", "none")
 
 PIXELS, CLASSES = 64, 10  # digits: its context features and its arms
@@ -141,10 +140,9 @@ def newcomers(
     dim: int,
     arms: int,
     new_arms: int = 1,
-    prices: str = "equal",
     better: float = 0.0,
 ) -> Environment:
-    """Draw a world as `tastes` whose last `new_arms` arms join later, all at the same price unless `prices` differ.
+    """Draw a world as `tastes` whose last `new_arms` arms join later, all at the same price.
 
     With `better` above 0, clicks are rare, 0.1 to 0.4 %, and new arms get as many times the clicks of the best old one.
 
@@ -158,7 +156,7 @@ def newcomers(
         chances[arms - new_arms :] = better * chances[: arms - new_arms].max()
         truth = _personal(np.log(chances / (1 - chances)), world.truth.effects, _tastes_of(world.truth))
         world = replace(world, truth=truth)
-    return replace(world, rewards=np.ones(arms)) if prices == "equal" else world
+    return replace(world, rewards=np.ones(arms))
 
 
 def drift(generator: np.random.Generator, *, dim: int, arms: int, change: str = "tastes") -> Environment:

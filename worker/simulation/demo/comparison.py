@@ -30,11 +30,8 @@ class FinishedRun:
 
 
 def additive_run(settings: DemoSettings) -> FinishedRun:
-    """Run a demo with the additive model to its end.
-
-    The number of partitions changes no result, and with one of them a run takes the least time.
-    """
-    demo, parent = Demo(replace(settings, model=AdditiveModel.name, partitions=1)), multiprocessing.parent_process()
+    """Run a demo with the additive model to its end."""
+    demo, parent = Demo(replace(settings, model=AdditiveModel.name)), multiprocessing.parent_process()
     while not demo.finished and (parent is None or parent.is_alive()):
         demo.step()
     return FinishedRun(settings=demo.settings, rows=demo.rows, sha256=demo.parameters.sha256)

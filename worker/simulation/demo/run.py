@@ -52,7 +52,6 @@ class DemoSettings:
     beta: float | str = _LEARNING.beta
     bonus: str = _LEARNING.bonus
     ridge: float = _LEARNING.ridge
-    partitions: int = 4
     repeats: bool = _LEARNING.repeats
     random_share: float = _LEARNING.random_share
     control_share: float = _LEARNING.control_share
@@ -103,7 +102,7 @@ class Demo:
         self.embedded = Embedded(
             self.learning,
             self.users.arms,
-            partitions=settings.partitions,
+            partitions=1,  # the result does not depend on it
             observers=[self.ledger, *([metrics] if metrics else [])],
             tap=tap,
         )

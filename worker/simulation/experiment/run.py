@@ -182,7 +182,6 @@ class _Experiment:
                 beta=self._beta(),
                 bonus=bonus_named(settings.bonus),
                 spread=settings.spread,
-                epsilon=settings.epsilon,
                 budget=explore_budget(self.task.users, self._clock, settings.episodes),
             )
         )

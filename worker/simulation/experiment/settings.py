@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.policies import EpsilonGreedy, check_combination
+from worker.bandit.policies import check_combination
 from worker.errors import InputError
 from worker.simulation.environments import LEAVING, check_world, make_environment
 from worker.simulation.world import Environment
 from worker.stream.settings import LearningSettings
 
-EPSILON = 0.1  # share of epsilon-greedy
 STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for fifty users
 AFTER_NEW = (5, 30)  # episodes after the arrival of new arms for which the loss is reported
 
@@ -34,7 +33,7 @@ class ExperimentSettings:
     features : number of features of each arm that explain its tastes; then the model has its revenue as one more
     stay : of the users who do not click, the share that goes on, besides the rate of the arm
     new_arms, join : number of arms that are not shown before episode `join`
-    levels, noise, reported, prices, better, change, interaction, crosses, pairs : options of environments; None: the
+    levels, noise, reported, better, change, interaction, crosses, pairs : options of environments; None: the
         default
     """
 
@@ -52,7 +51,6 @@ class ExperimentSettings:
     bonus: str = _LEARNING.bonus
     beta: float | str = _LEARNING.beta
     ridge: float = _LEARNING.ridge
-    epsilon: float = EPSILON
     repeats: bool = True
     model: str = AdditiveModel.name
     intercept: bool | None = None
@@ -66,7 +64,6 @@ class ExperimentSettings:
     levels: int | None = None
     noise: bool | None = None
     reported: float | None = None
-    prices: str | None = None
     better: float | None = None
     change: str | None = None
     interaction: float | None = None
@@ -90,8 +87,6 @@ class ExperimentSettings:
                 raise InputError(f"{name} {twice} is given twice")
         if self.warmup >= self.episodes:
             raise InputError(f"a warmup of {self.warmup} episodes leaves none of {self.episodes} to the policies")
-        if self.epsilon != EPSILON and EpsilonGreedy.name not in self.policy:
-            raise InputError("epsilon applies to the policy epsilon-greedy only")
         for policy in self.policy:
             check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)
 
@@ -111,7 +106,7 @@ class ExperimentSettings:
     @property
     def _world(self) -> dict[str, Any]:
         """The size of the world and its options."""
-        names = ("levels", "noise", "reported", "prices", "better", "change", "interaction", "crosses", "pairs")
+        names = ("levels", "noise", "reported", "better", "change", "interaction", "crosses", "pairs")
         return {
             "dim": self.dim,
             "arms": self.all_arms,
