@@ -14,7 +14,7 @@ from tests.http.running import SLATE, HttpClient, Memory, http
 from worker.errors import InputError
 from worker.http.application import problem_in
 from worker.http.pages import openapi
-from worker.http.problems import PROBLEMS, problem_of
+from worker.http.problems import PROBLEMS, problem_response
 from worker.http.service import UnknownSessionError
 from worker.http.settings import ApiKeys, HttpSettings, read_keys
 from worker.secret import Secret
@@ -149,9 +149,10 @@ def test_other_fields_are_ignored(client):
 
 
 def test_a_session_that_is_over_is_another_problem_than_one_that_never_was():
-    status, body = problem_of(problem_in(UnknownSessionError("2 s too late", over=True)))
-    assert (status, json.loads(body)["reason"]) == (410, "session-over")
-    assert conforms(json.loads(body), "Problem")
+    answer = problem_response(problem_in(UnknownSessionError("2 s too late", over=True)))
+    problem = json.loads(answer.body)
+    assert (answer.status, problem["reason"]) == (410, "session-over")
+    assert conforms(problem, "Problem")
 
 
 def test_an_example_of_a_context_needs_a_key_and_the_page_that_shows_it_does_not(guarded):

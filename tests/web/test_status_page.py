@@ -122,7 +122,7 @@ async def figures_match_the_run(tab: Tab, scene: Scene) -> None:
     assert "undefined" not in text
     assert "demo · simulated users · personal model · aucbbp" in text
     assert "If the model is right" in await tab.text("regret-lead")
-    assert "What decides between ads: x[1] … x[5] (" in await tab.text("users-lead")
+    assert "What decides between ads: x[1] … x[5] (" in await tab.text("arms-lead")
 
 
 async def page_is_live(tab: Tab, scene: Scene) -> None:

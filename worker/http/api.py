@@ -17,9 +17,8 @@ from aiohttp import web
 from msgspec import Raw, Struct
 
 from worker.http.application import KEY
-from worker.http.connections import HEADERS
 from worker.http.metrics import HttpMetrics
-from worker.http.problems import ProblemError
+from worker.http.problems import HEADERS, ProblemError
 from worker.http.service import AdRequest, AdService, Answer
 from worker.http.settings import HttpSettings, SessionQuota
 from worker.stream.decoding import Reader, Rejected, near_name

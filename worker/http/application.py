@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, web
 
-from worker.http.connections import HEADERS, HttpConnection, problem_response
+from worker.http.connections import HttpConnection
 from worker.http.metrics import ROUTES, HttpMetrics
 from worker.http.pages import Page, Route
-from worker.http.problems import ProblemError
+from worker.http.problems import HEADERS, ProblemError, problem_response
 from worker.http.service import UnavailableError, UnknownSessionError
 from worker.http.settings import ApiKeys
 from worker.stream.decoding import Rejected
@@ -132,11 +132,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def problem_in(error: Exception) -> Rejected | ProblemError:
+def problem_in(error: Exception) -> ProblemError:
     """Return what an error is to the client."""
     match error:
-        case Rejected() | ProblemError():
+        case ProblemError():
             return error
+        case Rejected():
+            return ProblemError(error.reason, error.error)
         case UnknownSessionError():
             return ProblemError("session-over" if error.over else "unknown-session", str(error))
         case UnavailableError():
@@ -147,7 +149,7 @@ def problem_in(error: Exception) -> Rejected | ProblemError:
             methods = ", ".join(sorted(error.allowed_methods))
             return ProblemError("method", f"it takes {methods}", {"Allow": methods})
         case web.HTTPRequestEntityTooLarge():
-            return Rejected("too-large", "the body has too many bytes")
+            return ProblemError("too-large", "the body has too many bytes")
         case ConnectionError() | web.RequestPayloadError():
             # The client has gone, or its body is not what its headers say.
             return ProblemError("unreadable", "the body does not come in as the headers say")

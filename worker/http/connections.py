@@ -24,14 +24,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from worker.errors import FailedError
-from worker.http.problems import CONTENT_TYPE, ProblemError, problem_of
+from worker.http.problems import ProblemError, problem_response
 from worker.http.settings import HttpSettings
-from worker.stream.decoding import Rejected
 
 log = logging.getLogger(__name__)
-
-#: Headers of every answer.
-HEADERS: Final = {"Server": "adcascade", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 #: Seconds for answers, once the server ends; clients that keep it waiting have less.
 END_PATIENCE: Final = 5.0
@@ -110,13 +106,6 @@ class HttpConnection(web.RequestHandler):
         response = problem_response(ProblemError(reason, detail))
         response.force_close()
         return response
-
-
-def problem_response(error: Rejected | ProblemError) -> web.Response:
-    """Return the answer to a request that cannot be served."""
-    status, body = problem_of(error)
-    headers = {**HEADERS, "Content-Type": CONTENT_TYPE, **(error.headers if isinstance(error, ProblemError) else {})}
-    return web.Response(body=body, status=status, headers=headers)
 
 
 class Connections:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import orjson
+from aiohttp import web
 
-from worker.stream.decoding import Rejected
-
-CONTENT_TYPE: Final = "application/problem+json"
+#: Headers of every answer.
+HEADERS: Final = {"Server": "adcascade", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_HEADERS: Final = {**HEADERS, "Content-Type": "application/problem+json"}
 
 
 class Problem(NamedTuple):
@@ -58,20 +59,10 @@ class ProblemError(Exception):
         self.headers = headers or {}
 
 
-def problem_of(error: Rejected | ProblemError) -> tuple[int, bytes]:
-    """Return the status and the body of the answer to a request that cannot be served.
-
-    >>> problem_of(Rejected("dimension", "$.context has 2 numbers, not 3"))[0]
-    400
-    """
-    detail = error.error if isinstance(error, Rejected) else error.detail
-    problem = PROBLEMS[error.reason]
-    document = {
-        "type": f"urn:adcascade:{error.reason}",
-        "title": problem.title,
-        "status": problem.status,
-        "reason": error.reason,
-    }
-    if detail:
-        document["detail"] = detail
-    return problem.status, orjson.dumps(document)
+def problem_response(error: ProblemError) -> web.Response:
+    """Return the answer to a request that cannot be served."""
+    status, title = PROBLEMS[error.reason]
+    document = {"type": f"urn:adcascade:{error.reason}", "title": title, "status": status, "reason": error.reason}
+    if error.detail:
+        document["detail"] = error.detail
+    return web.Response(body=orjson.dumps(document), status=status, headers={**_HEADERS, **error.headers})

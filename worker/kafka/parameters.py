@@ -156,10 +156,10 @@ class PublishedParameters:
             except UnfitError:
                 raise
             except RoundedError as error:
-                self._metrics.rounded()
+                self._metrics.count("rounded_versions")
                 log.info("parameters at offset %d are the same: %s", record.offset, error)
             except AdcascadeError as error:
-                self._metrics.refused()
+                self._metrics.count("refused_versions")
                 log.error("parameters at offset %d are refused: %s", record.offset, error)
 
     def _take(self, parameters: Parameters, planner: SlatePlanner | None = None, *, published_at: int = 0) -> None:
@@ -194,7 +194,7 @@ class PublishedParameters:
         except RoundedError:
             raise
         except FailedError:
-            self._metrics.refused()
+            self._metrics.count("refused_versions")
             raise
 
 

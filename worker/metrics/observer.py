@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
+from typing import Literal
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -166,15 +167,10 @@ class Metrics:
         with self._lock:
             self._numbers["late_records"] += records
 
-    def refused(self) -> None:
-        """Count a version that is unreadable, or differs from a known one with the same number."""
+    def count(self, name: Literal["refused_versions", "rounded_versions"], times: int = 1) -> None:
+        """Count versions that are unreadable or another content under a known number, or differ by rounding."""
         with self._lock:
-            self._numbers["refused_versions"] += 1
-
-    def rounded(self, versions: int = 1) -> None:
-        """Count versions that differ from the published ones by rounding."""
-        with self._lock:
-            self._numbers["rounded_versions"] += versions
+            self._numbers[name] += times
 
     def learning(self, here: bool) -> None:
         """Show whether this worker runs the learner."""

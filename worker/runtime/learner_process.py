@@ -84,13 +84,12 @@ _decode = msgspec.json.Decoder(LearnerStatus).decode
 
 def count_report(metrics: Metrics, status: LearnerStatus) -> None:
     """Count the episodes, late records and troubles of the learner, and note the watermark."""
-    if status.late:
-        metrics.late(status.late)
+    metrics.late(status.late)
     for kind, times, example in status.troubles:
         metrics.troubles.add(kind, example, times)
     for episode in status.episodes:
         metrics.episode(decode_episode(bytes(episode)))
-    metrics.rounded(status.rounded)
+    metrics.count("rounded_versions", status.rounded)
     if status.watermark:
         metrics.watermark(status.watermark)
 

@@ -144,7 +144,7 @@ class Server:
         try:
             is_new = versions.learn(parameters, version.planner)
         except AdcascadeError as error:
-            self._metrics.refused()
+            self._metrics.count("refused_versions")
             log.error("version %d is refused: %s", parameters.version, error)
             return
         self._metrics.version(versions.newest)

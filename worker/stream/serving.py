@@ -179,7 +179,6 @@ class Serving(SessionTable):
             return
         else:
             session, context = self._open(arrival, batch), arrival.context
-        batch.emits.tally.replanned += uncertain
         batch.facts.append(
             Opened(
                 session_id=session_id,

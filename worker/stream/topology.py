@@ -148,9 +148,8 @@ class Tally:
     - feedback + recovered_parked
       = applied + redundant + late + outside + unknown + unparked + parked now + handed_over_parked + dead_feedback
 
-    `unremembered` and `unparked` are arrivals and feedback for which there was no room. `replanned` are arrivals,
-    opened or repeated, that are journaled as uncertain. `unknown` is feedback for a session that a server has never
-    opened.
+    `unremembered` and `unparked` are arrivals and feedback for which there was no room. `unknown` is feedback
+    for a session that a server has never opened.
     """
 
     arrivals: int = 0
@@ -168,7 +167,6 @@ class Tally:
     unknown: int = 0
     unparked: int = 0
     dead_feedback: int = 0
-    replanned: int = 0
     recovered_parked: int = 0
     handed_over_parked: int = 0
     reward: float = 0.0

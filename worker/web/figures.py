@@ -24,7 +24,6 @@ from worker.stream.tastes import strengths
 from worker.stream.topology import Tally
 
 MOST_ARMS: Final = 12
-MOST_FEATURES: Final = 12
 #: Features that are named as those that matter most.
 MOST_STRENGTHS: Final = 5
 CONFIDENCE: Final = 1.96  # standard deviations on each side of an estimate: 95 %
@@ -98,36 +97,6 @@ def _summed(parts: Sequence[PredictedClicks]) -> list[dict[str, Any]]:
     return [dict(zip(names, column, strict=True)) for column in sums.T.tolist()]
 
 
-def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the features of contexts by name: the average over recent users, the scale, and the effect on all ads.
-
-    The effect is that of one standard deviation on the log-odds. Of many features, those with the largest effect are
-    shown.
-    """
-    if parameters is None or not contexts:
-        return []
-    dim, model, known = parameters.settings.dim, parameters.model, parameters.standardisation
-    declared = parameters.settings.features
-    names = declared.model_names if declared is not None and declared.context else ()
-    names = names or tuple(f"x{number}" for number in range(1, dim + 1))
-    values = stack_packed(contexts, dim)
-    values = np.hstack([values, parameters.prepared(values)[:, dim:]])  # crosses are as the model takes them
-    there = np.isfinite(values)
-    means = np.where(there, values, 0.0).sum(axis=0) / np.maximum(1, there.sum(axis=0))
-    effects = model.effects
-    shown = np.sort(np.argsort(-np.abs(effects), kind="stable")[:MOST_FEATURES])
-    return [
-        {
-            "name": names[index],
-            "mean": means[index] if there[:, index].any() else None,
-            "centre": None if known is None or index >= dim else known.typical[0][index],
-            "scale": None if known is None or index >= dim else known.typical[1][index],
-            "effect": effects[index],
-        }
-        for index in shown.tolist()
-    ]
-
-
 def strongest_features(parameters: Parameters) -> list[dict[str, Any]]:
     """Return the features that matter most, of contexts and of ads; none before the first fold and without tastes."""
     found = sorted(strengths(parameters), key=lambda one: -one.strength)[:MOST_STRENGTHS]
@@ -166,8 +135,6 @@ def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
         "budget": exploration_share(parameters),
         "strongest": strongest_features(parameters),
         "forgetting": forgetting(snapshot),
-        "standardise": parameters.settings.standardise,
-        "standardised": parameters.standardisation is not None,
         "active": sum(arm.active for arm in parameters.arms),
         "observations": parameters.observations,
     }

@@ -25,7 +25,6 @@ from worker.web.figures import (
     lift,
     positions,
     recent,
-    recent_users,
     top_arms,
     version,
 )
@@ -137,7 +136,6 @@ class StatusDocument:
             "lift": lift(parameters),
             "arms": [] if parameters is None else top_arms(parameters, users),
             "calibration": calibration(snapshot),
-            "features": recent_users(parameters, users),
             "users": len(users),
         }
 

@@ -208,7 +208,9 @@ function showArms({ arms, users, parameters }) {
   if (!arms.length) return;
   const hidden = parameters ? parameters.active - arms.filter((one) => one.active).length : 0;
   const whom = users ? `averaged over ${count(users)} recent user${users === 1 ? "" : "s"}` : "for a user without features, as none has arrived yet";
-  setText("arms-lead", `By expected revenue per display, ${whom}${hidden > 0 ? `; ${count(hidden)} more` : ""}.`);
+  const named = (parameters?.strongest ?? []).map((one) => `${one.feature}${one.of === "ad" ? " of ads" : ""} (${one.word}, ${short(one.strength)})`);
+  const strongest = named.length ? ` What decides between ads: ${named.join(", ")}.` : "";
+  setText("arms-lead", `By expected revenue per display, ${whom}${hidden > 0 ? `; ${count(hidden)} more` : ""}.${strongest}`);
 }
 
 function showAds({ ads }) {
@@ -249,18 +251,6 @@ function showCalibration({ calibration: known, recent }) {
 }
 
 const KINDS = { chosen: "chosen ads", random: "random ads", control: "control group" };
-
-function showUsers({ features, users, parameters }) {
-  const most = Math.max(...features.map((one) => Math.abs(one.effect)), 1e-9);
-  fillBars("users", features.map((one) => ({
-    name: one.name, part: Math.abs(one.effect) / most,
-    cells: [short(one.mean), one.scale === null ? "–" : `${short(one.centre)} ± ${short(one.scale)}`, `${one.effect > 0 ? "+" : ""}${short(one.effect)}`],
-  })), "No user has arrived yet.");
-  const scale = !parameters?.standardise ? "as they come" : parameters.standardised ? "standardised by the usual mean ± deviation" : "standardised as soon as 100 sessions are known";
-  const named = (parameters?.strongest ?? []).map((one) => `${one.feature}${one.of === "ad" ? " of ads" : ""} (${one.word}, ${short(one.strength)})`);
-  const strongest = named.length ? ` What decides between ads: ${named.join(", ")}.` : "";
-  if (features.length) setText("users-lead", `Features, averaged over ${count(users)} recent user${users === 1 ? "" : "s"}; ${scale}. Effect on the log-odds of a click on any ad.${strongest}`);
-}
 
 const STAGES = { fetch: "… until fetched", queue: "… until handled", handle: "… handling", write: "… until acknowledged" };
 
@@ -324,7 +314,6 @@ function show(status) {
   showAds(status);
   showArms(status);
   showCalibration(status);
-  showUsers(status);
   showHealth(status);
   document.body.classList.remove("stale");
   document.body.dataset.shown = String(Number(document.body.dataset.shown ?? 0) + 1);
