@@ -113,7 +113,7 @@ def evaluate_log(
         left_out=dict(logged.left_out),
         estimates=estimates,
         check=check,
-        notes=[*notes, *_seen_before(given, log.first_time), *_parts(scope, everything.supported), *doubts(check)],
+        notes=[*notes, *_seen_before(given, log.first_time), *_parts(estimates), *doubts(check)],
     )
 
 
@@ -200,13 +200,14 @@ def doubts(check: ModelCheck | None) -> list[str]:
     ]
 
 
-def _parts(scope: Bools, supported: Bools) -> list[str]:
-    """Return a note if the estimators use different sessions."""
-    used = int((scope & supported).sum())
-    if not 0 < used < scope.sum():
+def _parts(estimates: Sequence[Estimate]) -> list[str]:
+    """Return a note if weights have an answer, and for a part of the sessions."""
+    used = max((estimate.sessions for estimate in estimates if estimate.matching is not None), default=0)
+    every = max(estimate.sessions for estimate in estimates)
+    if not 0 < used < every:
         return []
     return [
-        f"snips and dr use the {used} of {scope.sum()} sessions whose slates were left to chance: an answer for all "
+        f"snips and dr use the {used} of {every} sessions whose slates were left to chance: an answer for all "
         "users only if these were chosen by lot"
     ]
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -39,7 +40,8 @@ Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = Iterator[tuple[int, Row | BadRowError]]
 
 
-def _lines(path: str) -> Iterator[str]:
+def read_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a text, also gzipped."""
     number = 0
     try:
         with gzip.open(path) if path.endswith(".gz") else Path(path).open("rb") as file:
@@ -54,12 +56,15 @@ def _lines(path: str) -> Iterator[str]:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}{after}") from None
 
 
-def _csv(path: str) -> Rows:
-    lines = _lines(path)
+def read_csv(path: str) -> Rows:
+    """Yield the rows of a CSV file; commas, semicolons or tabs separate its columns, the names of which are row 1."""
+    lines = read_lines(path)
     header = next(lines, "")
     separator = max(",;\t", key=header.count)
     columns = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
-    reader = csv.reader(lines, delimiter=separator, strict=True)
+    if twice := [name for name, times in Counter(filter(None, columns)).items() if times > 1]:
+        raise InputError(f"{path}, row 1: the column {twice[0]!r} is there twice")
+    reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
     try:
         for cells in reader:
             number = reader.line_num + 1
@@ -73,7 +78,7 @@ def _csv(path: str) -> Rows:
 
 
 def _obp(path: str) -> Rows:
-    for number, row in _csv(path):
+    for number, row in read_csv(path):
         if isinstance(row, dict):
             if "propensity_score" not in row:
                 raise InputError(f"{path}: no column 'propensity_score', which obp's tables have; try --format csv")
@@ -85,7 +90,7 @@ def _obp(path: str) -> Rows:
 
 def _objects(path: str, convert: Callable[[Row], Row | None]) -> Rows:
     """Yield the objects of JSON lines, converted to rows, except those that are none."""
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             try:
                 row = convert(orjson.loads(line))
@@ -154,7 +159,7 @@ def _text(value: object) -> object:
 
 #: Readers of a file by the name of the format; they raise `InputError` if it cannot be read as a table.
 FORMATS: Final[Mapping[str, Callable[[str], Rows]]] = {
-    "csv": _csv,
+    "csv": read_csv,
     "jsonl": lambda path: _objects(path, flat),
     "parquet": _parquet,
     "dsjson": lambda path: _objects(path, _event),

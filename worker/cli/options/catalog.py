@@ -9,8 +9,6 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import tomllib
@@ -23,8 +21,8 @@ from typing import Any, Final
 import orjson
 
 from worker.cli.options.parser import Option, boolean
-from worker.console import read_file
 from worker.errors import InputError
+from worker.logs.tables import BadRowError, read_csv, read_lines
 from worker.stream.ad_features import Value, check_ad, check_listed, infer
 from worker.stream.decoding import Limits
 from worker.stream.features import REWARD, Feature
@@ -54,23 +52,16 @@ def read_arms(
     """
     if path is None:
         return ()
-    content, suffix = read_file(path, name), Path(path).suffix.lower()
     try:
-        text = content.decode("utf-8-sig")
-        as_text = suffix in (".csv", ".tsv")
-        rows = list(_csv(text) if as_text else _rows(tomllib.loads(text) if suffix == ".toml" else orjson.loads(text)))
+        rows = list(_rows(path))
         _check_rows(rows, declared)
         others = [(where, _other_fields(row)) for where, row in rows]
-        features = _features(others, declared, as_text=as_text)
+        features = _features(others, declared, as_text=_is_csv(path))
         arms = tuple(_arm(row, where, given) for (where, row), given in zip(rows, features, strict=True))
-    except UnicodeDecodeError as error:
-        row, codes = content[: error.start].count(b"\n") + 1, "UTF-16" if content[0] > 0xFD else "WINDOWS-1252"
-        convert = f"iconv -f {codes} -t UTF-8 {path} > converted{suffix}"
-        raise InputError(f"{name} {path}: row {row} is not UTF-8; convert the file: {convert}") from None
-    except (orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
+    except (orjson.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{name} {path}: cannot be read: {error}") from None
     except InputError as error:
-        raise InputError(f"{name} {path}: {error}") from None
+        raise InputError(f"{name} {error}" if str(error).startswith(path) else f"{name} {path}: {error}") from None
     repeated = [arm for arm, times in Counter(arm.arm for arm in arms).items() if times > 1]
     if repeated:
         raise InputError(f"{name} {path}: the arm {repeated[0]!r} is listed twice")
@@ -79,34 +70,26 @@ def read_arms(
     return arms
 
 
-def _csv(text: str) -> Iterable[Placed]:
-    if not text.strip():
-        raise InputError("the file is empty")
-    header = text.partition("\n")[0]
-    separator = max(",;\t", key=header.count)
-    rows = csv.DictReader(io.StringIO(text), strict=True, delimiter=separator, skipinitialspace=True)
-    rows.fieldnames = [column.strip() for column in rows.fieldnames or ()]
-    if not {"arm", "reward"} <= set(rows.fieldnames):
-        _check_names(rows.fieldnames, f"row 1, the header {header.strip()!r}")
-    for column, times in Counter(rows.fieldnames).items():
-        if times > 1:
-            raise InputError(f"row 1: the column {column!r} is there twice")
-    for row in rows:
-        where = f"row {rows.line_num}"
-        if None in row:
-            hint = "; a decimal comma? write 1.50, not 1,50" if separator == "," else ""
-            raise InputError(f"{where} has more cells than the header{hint}")
-        yield where, {column: cell for column, cell in row.items() if cell is not None}
+def _is_csv(path: str) -> bool:
+    return Path(path).suffix.lower() in (".csv", ".tsv")
 
 
-def _rows(content: Any) -> Iterable[Placed]:
+def _rows(path: str) -> Iterable[Placed]:
+    if _is_csv(path):
+        for number, row in read_csv(path):
+            if isinstance(row, BadRowError):
+                raise InputError(f"row {number}: {row}")
+            yield f"row {number}", row
+        return
+    text = "".join(read_lines(path))
+    content = tomllib.loads(text) if Path(path).suffix.lower() == ".toml" else orjson.loads(text)
     if isinstance(content, Mapping) and "arms" in content:
         content = content["arms"]
     if isinstance(content, Mapping):
-        return [(f"arm {arm!r}", {"arm": arm, "reward": reward}) for arm, reward in content.items()]
+        content = [{"arm": arm, "reward": reward} for arm, reward in content.items()]
     if not isinstance(content, list):
         raise InputError("must have a list of arms, or a table of arm to reward")
-    return [(f"entry {number}", row) for number, row in enumerate(content, start=1)]
+    yield from ((f"entry {number}", row) for number, row in enumerate(content, start=1))
 
 
 #: Fields of an arm, with other names that are common for them.
