@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import time_span, timestamp
-from worker.console import ProgressBar, check_writable, note, progress, say, stops_on_signals, table, write_json
+from worker.console import check_writable, note, progress, say, stops_on_signals, table, write_json
 from worker.errors import InputError
 from worker.logs.format import LogWriter
 from worker.runtime.clock import wall_clock
@@ -19,6 +19,9 @@ from worker.stream.topology import Topics
 
 if TYPE_CHECKING:
     from worker.logs.record import Recorded, Recorder  # with a Kafka client, which only this command needs
+
+
+FLUSHED_EVERY = 1.0  # seconds, while new records are recorded
 
 
 def topic_list(text: str) -> tuple[str, ...]:
@@ -102,14 +105,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _record(recorder: Recorder, log: LogWriter) -> tuple[Recorded, int]:
     """Record with a progress bar; return the result, and the signal that ended it or 0."""
-    bar: ProgressBar | None = None
+    bar, flushed = None, time.monotonic()
     with ExitStack() as stack:
         came = stack.enter_context(stops_on_signals())
 
         def report(total: int | None, written: int) -> None:
-            nonlocal bar
+            nonlocal bar, flushed
             bar = bar or stack.enter_context(progress(f"recording {log.name}", total, unit="records"))
             bar.advance(written)
+            if total is None and time.monotonic() - flushed > FLUSHED_EVERY:
+                log.flush()
+                flushed = time.monotonic()
 
         return recorder.run(log, lambda: bool(came), report), came[0] if came else 0
 

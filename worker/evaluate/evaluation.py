@@ -82,13 +82,12 @@ def evaluate_log(
     """Evaluate a changed policy on a log."""
     findings, given = Findings(), change.parameters
     with read_log(path, findings, topics=topics, skip_bad=skip_bad, stage=stage) as log:
-        reader = log.reader
         if not log.versions.known:
-            raise InputError(f"{reader.name}: has no parameters, which evaluation needs to plan slates")
+            raise InputError(f"{log.name}: has no parameters, which evaluation needs to plan slates")
         logged = LoggedSessions(log)
         if not logged.by_version:
             reasons = ", ".join(f"{count} {reason}" for reason, count in logged.left_out.items())
-            raise FailedError(f"{reader.name}: no session can be used ({reasons or 'there is none'})")
+            raise FailedError(f"{log.name}: no session can be used ({reasons or 'there is none'})")
         target = _target(log, logged, change)
         with stage("planning", None):
             assembled = assemble(logged.by_version, log.versions, change)
@@ -98,7 +97,7 @@ def evaluate_log(
     estimates, check = _estimates(assembled, scope, confidence, imported=logged.imported)
     origin = "as served" if given is None else f"version {given.version} of the file, for every session"
     flaws = {
-        f"{reader.bad} bad lines skipped; the first: {reader.first_bad}": reader.bad,
+        f"{log.bad_lines} bad lines skipped; the first: {log.first_bad}": log.bad_lines,
         f"{findings.count} records contradict others or are damaged (see adcascade replay)": findings.count,
     }
     notes = [text for text, applies in flaws.items() if applies]
@@ -119,7 +118,7 @@ def evaluate_log(
 
 def _target(log: OrderedLog, logged: LoggedSessions, change: Change) -> LearningSettings:
     """Return the settings of the target; raise `InputError` if it needs estimates and the sessions are imported."""
-    newest, name = change.parameters or log.versions.read(max(log.versions.known)), log.reader.name
+    newest, name = change.parameters or log.versions.read(max(log.versions.known)), log.name
     check_order(change.settings.get("order", ()), newest.arms)
     target = change.target(newest).settings
     if logged.imported and change.parameters is None and policy_named(target.policy).uses_model:

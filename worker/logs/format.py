@@ -150,24 +150,14 @@ def _bytes(given: Raw, base64: str) -> bytes | None:
 
 
 def _headers(envelope: _Envelope) -> Headers:
-    if envelope.headers_base64 is not None:
-        return [
-            (name, None if value is None else b64decode(value, validate=True))
-            for name, value in _pairs(envelope.headers_base64)
-        ]
-    given = msgspec.json.decode(envelope.headers)
-    if isinstance(given, dict):  # kcat can also write a map: every name has its values
-        given = [part for name, values in given.items() for value in _listed(values) for part in (name, value)]
-    return [(name, None if value is None else str(value).encode()) for name, value in _pairs(_listed(given))]
+    flat = envelope.headers_base64
+    if flat is not None:
+        return [(name, None if value is None else b64decode(value, validate=True)) for name, value in _pairs(flat)]
+    given = msgspec.json.decode(envelope.headers, type=list[str | None])
+    return [(name, None if value is None else value.encode()) for name, value in _pairs(given)]
 
 
-def _listed(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("headers are not a list")
-    return value
-
-
-def _pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
+def _pairs(flat: Sequence[str | None]) -> list[tuple[str, str | None]]:
     if len(flat) % 2:
         raise ValueError("headers are not a list of names and values")
     return [(str(name), value) for name, value in zip(flat[::2], flat[1::2], strict=True)]
@@ -266,9 +256,7 @@ def check_new(path: str | Path) -> None:
 class LogWriter:
     """Write a log; a context manager, and a `Tap` of the embedded runner.
 
-    A file that exists and is not empty is refused. Lines that are not `wanted` are left out.
-
-    The log is compressed if its name ends in ``.gz``; ``-`` is standard
+    A file that exists and is not empty is refused. The log is compressed if its name ends in ``.gz``; ``-`` is standard
     output.
 
     >>> import tempfile
@@ -280,9 +268,8 @@ class LogWriter:
     [7]
     """
 
-    def __init__(self, path: str | Path, *, wanted: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.lines = 0
-        self._wanted = wanted
         self._is_stdout = str(path) == "-"
         self.name = "standard output" if self._is_stdout else str(path)
         with self._failing_as(InputError):
@@ -303,14 +290,8 @@ class LogWriter:
 
     def __call__(self, record: Record, headers: Headers = ()) -> None:
         """Write one record."""
-        self.write_line(encode_line(record, headers))
-
-    def write_line(self, line: bytes) -> None:
-        """Write a line that `encode_line` has made."""
-        if self._wanted is not None and not self._wanted(line):
-            return
         with self._failing_as(FailedError):
-            self._file.write(line)
+            self._file.write(encode_line(record, headers))
         self.lines += 1
 
     def __enter__(self) -> LogWriter:

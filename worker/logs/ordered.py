@@ -29,7 +29,7 @@ from worker.logs.versions import RecordedVersions
 from worker.stream.decoding import Limits
 from worker.stream.events import MOST, TOPICS
 from worker.stream.history import is_slot
-from worker.stream.topology import ONLY_PARTITION, Topics
+from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 # Kinds of entries of the traffic, in their order within one time.
 ARRIVAL: Final = 1
@@ -115,12 +115,11 @@ def read_log(
     With a `session` only lines that may be about it are decoded, and versions are checked when they are read.
     """
     topics = topics or Topics()
-    wanted = (lambda line: True) if session is None else about(session, topics)
-    with closing(temporary_database(_TABLES)) as database:
-        with LogReader(path, skip_bad=skip_bad, wanted=wanted) as reader, stage("reading", None) as bar:
-            log = OrderedLog(database, reader, topics, findings, stage, checked=session is None)
+    with empty_log(topics, findings, session=session, stage=stage) as log:
+        with LogReader(path, skip_bad=skip_bad, wanted=log.is_wanted) as reader, stage("reading", None) as bar:
             for line in ticking(reader, bar):
                 log.add(line)
+        log.name, log.lines, log.bad_lines, log.first_bad = reader.name, reader.lines, reader.bad, reader.first_bad
         if not any(log.counts.values()):
             topic = next(iter(log.others), None)
             if topic is None:
@@ -131,47 +130,43 @@ def read_log(
         yield log
 
 
-def about(session_id: str, topics: Topics) -> Callable[[bytes], bool]:
-    """Return whether a line, as bytes, has a version or an episode, or may be about a session, however it is escaped.
+@contextmanager
+def empty_log(
+    topics: Topics, findings: Findings, *, session: str | None = None, stage: Stage = silent
+) -> Iterator[OrderedLog]:
+    """Open a log to which records are added, to be used in this context; `session` as in `read_log`."""
+    with closing(temporary_database(_TABLES)) as database:
+        yield OrderedLog(database, topics, findings, session=session, stage=stage)
 
-    >>> [about("s-1", Topics())(line) for line in (b'{"key":"s-1"}', b'{"key":"s-10"}', b'{"topic":"ads.episodes"}')]
+
+def about(session_id: str, topics: Topics) -> Callable[[bytes], bool]:
+    """Return whether JSON has a version or an episode, or may be about a session, however its id is escaped.
+
+    >>> [about("s-1", Topics())(line) for line in (b'{"key":"s-1"}', b'{"key":"s-2"}', b'{"topic":"ads.episodes"}')]
     [True, False, True]
     """
     # The longest part of the id that JSON escapes nowhere; it may be empty.
     plain = max(re.findall(rb"[\w.:-]+", session_id.encode()), key=len, default=b"")
-    edge = rb"[\w.:-]" if plain == session_id.encode() else rb"\Z."
-    alone = re.compile(rb"(?<!%b)%b(?!%b)" % (edge, re.escape(plain), edge)).search
     names = topics.parameters, topics.parameters_history, topics.episodes
-    parameters, history, episodes = (f'{topic}"'.encode() for topic in names)
-
-    def is_about(line: bytes) -> bool:
-        if plain in line and alone(line):
-            return True
-        return episodes in line or parameters in line or history in line or b"_base64" in line
-
-    return is_about
+    parts = plain, *(f'{topic}"'.encode() for topic in names), b"_base64"
+    return lambda text: any(part in text for part in parts)
 
 
 class OrderedLog:
     """Add the lines of a log in any order and yield its records in order.
 
     Lines of other topics are counted and ignored. `findings` receives contradictions within the log. `counts` has the
-    records per topic, repeated ones once, and `entry_count` the entries of the traffic. `reader` has counted the lines.
+    records per topic, repeated ones once, and `entry_count` the entries of the traffic. `is_wanted` says which lines
+    to decode. `name` and the counts of lines are those of a file.
     """
 
     def __init__(
-        self,
-        database: sqlite3.Connection,
-        reader: LogReader,
-        topics: Topics,
-        findings: Findings,
-        stage: Stage,
-        *,
-        checked: bool = True,
+        self, database: sqlite3.Connection, topics: Topics, findings: Findings, *, session: str | None, stage: Stage
     ) -> None:
-        self.reader = reader
+        self.name, self.lines, self.bad_lines, self.first_bad = "", 0, 0, ""
         self.stage = stage
-        self.versions = RecordedVersions(findings, database, checked=checked)
+        self.is_wanted = (lambda line: True) if session is None else about(session, topics)
+        self.versions = RecordedVersions(findings, database, checked=session is None)
         self._database = database
         self.counts = dict.fromkeys(TOPICS, 0)
         self.entry_count = 0
@@ -196,6 +191,11 @@ class OrderedLog:
             self._add(name, line)
         except sqlite3.Error as error:
             raise cannot_sort(error) from None
+
+    def add_record(self, record: Record, headers: Headers = ()) -> None:
+        """Add a record of another source than a file, unless it is about another session."""
+        if self.is_wanted(b'%b" %b %b' % (record.topic.encode(), record.key or b"", record.value or b"")):
+            self.add(Line(record, headers, 0))
 
     def _add(self, name: str, line: Line) -> None:
         record = line.record

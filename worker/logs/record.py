@@ -10,7 +10,6 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -22,13 +21,12 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from worker.kafka.clients import BEGINNING, END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection
-from worker.logs.format import NO_TIMESTAMP, LogWriter
+from worker.logs.format import NO_TIMESTAMP, Headers
 from worker.runtime.clock import wall_clock
-from worker.stream.topology import Topics
+from worker.stream.topology import Record, Topics
 
 _BATCH: Final = 1000  # records
 _POLL: Final = 0.1  # seconds
-_FLUSH: Final = 1.0  # seconds
 
 #: The order of requests for end offsets: decisions follow from parameters, these from the journal, that from traffic.
 MADE_FIRST: Final = (
@@ -89,7 +87,12 @@ class Recorder:
         self._places = [(topic, partition) for topic in self._topics for partition in range(counts[topic])]
         self.result = Recorded()
 
-    def run(self, log: LogWriter, stopped: Callable[[], bool], report: Callable[[int | None, int], None]) -> Recorded:
+    def run(
+        self,
+        log: Callable[[Record, Headers], None],
+        stopped: Callable[[], bool],
+        report: Callable[[int | None, int], None],
+    ) -> Recorded:
         """Record; once `stopped` returns true, end at the current end of the topics.
 
         `report` receives the number of records of the recording (None: unknown) and the number just written.
@@ -100,14 +103,10 @@ class Recorder:
         ):
             starts = self._find_starts(reader.admin)
             reader.read_from(starts)
-            flushed = time.monotonic()
             while not ((stop := stopped()) or self._span.is_over()):
-                if messages := reader.poll(_POLL):
-                    self._write(log, messages)
-                    report(None, len(messages))
-                if time.monotonic() - flushed > _FLUSH:
-                    log.flush()
-                    flushed = time.monotonic()
+                messages = reader.poll(_POLL)
+                self._write(log, messages)
+                report(None, len(messages))
             limits, positions = self._find_limits(reader.admin, stop), dict(reader.positions)
             total = sum(max(0, limits[place] - start) for place, start in starts.items())
             report(total, 0)
@@ -117,7 +116,7 @@ class Recorder:
                 report(total, len(messages))
         return self.result
 
-    def _write(self, log: LogWriter, messages: Iterable[Message]) -> None:
+    def _write(self, log: Callable[[Record, Headers], None], messages: Iterable[Message]) -> None:
         result, until = self.result, self._span.until
         for message in messages:
             record = record_of(message)

@@ -96,7 +96,7 @@ class ReplayReport:
         """Add the facts about the log, all of which has been read; return the report."""
         self.topics, self.duplicates, self.ignored = log.counts, log.duplicates, log.others.total()
         self.decisions = log.counts["decisions"]
-        self.lines, self.bad_lines, self.first_bad = log.reader.lines, log.reader.bad, log.reader.first_bad
+        self.lines, self.bad_lines, self.first_bad = log.lines, log.bad_lines, log.first_bad
         if log.first_time is not None:
             self.first_at, self.last_at = log.first_time, log.last_time
         return self

@@ -7,20 +7,18 @@ arrivals, clicks and decisions; the journal says what came of them.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Literal
 
 from worker.cli.options.brokers import connection
 from worker.console import progress
 from worker.errors import InputError
 from worker.logs.findings import Findings
-from worker.logs.format import NO_TIMESTAMP, LogWriter
-from worker.logs.ordered import OrderedLog, about, read_log
+from worker.logs.format import NO_TIMESTAMP
+from worker.logs.ordered import OrderedLog, empty_log, read_log
 from worker.serve.state import StateView
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
@@ -50,36 +48,29 @@ def source(
     Of Kafka the topics of these `names` are read, from the time `since` on. With a `session`, only what is about it.
     """
     kind, topics = kind_of_source(options), Topics(options.prefix)
-    with tempfile.TemporaryDirectory(prefix="adcascade-") as folder:
-        path = options.log
-        if kind != "log":
-            path = Path(folder) / "log.jsonl"
-            with LogWriter(path, wanted=None if session is None else about(session, topics)) as log:
-                if kind == "state":
-                    with StateView(options.state) as state:
-                        write_state(state, topics, log)
-                else:
-                    _write_topics(options, topics, names, since, log)
+    if kind == "log":
         stage = partial(progress, unit="lines")
-        with read_log(path, Findings(), topics=topics, session=session, stage=stage) as ordered:
-            yield ordered
+        with read_log(options.log, Findings(), topics=topics, session=session, stage=stage) as log:
+            yield log
+        return
+    with empty_log(topics, Findings(), session=session, stage=partial(progress, unit="records")) as log:
+        if kind == "state":
+            with StateView(options.state) as state:
+                add_state(state, topics, log)
+        else:
+            from worker.logs.record import Recorder, Span  # with a Kafka client, which only this source needs
+
+            recorder = Recorder(connection(options), topics, names, Span(since=since))
+            with progress("reading topics", None, unit="records") as bar:
+                recorder.run(log.add_record, lambda: False, lambda total, written: bar.advance(written))
+        yield log
 
 
-def _write_topics(
-    options: argparse.Namespace, topics: Topics, names: Collection[str], since: int | None, log: LogWriter
-) -> None:
-    from worker.logs.record import Recorder, Span  # with a Kafka client, which only this source needs
-
-    recorder = Recorder(connection(options), topics, names, Span(since=since))
-    with progress("reading topics", None, unit="records") as bar:
-        recorder.run(log, lambda: False, lambda total, written: bar.advance(written))
-
-
-def write_state(state: StateView, topics: Topics, log: LogWriter) -> None:
-    """Write a log of a state folder, also while a process writes to it: the journal first, then the versions."""
+def add_state(state: StateView, topics: Topics, log: OrderedLog) -> None:
+    """Add a state folder to a log, also while a process writes to it: the journal first, then the versions."""
 
     def put(topic: str, offset: int, key: bytes | None, value: bytes | None) -> None:
-        log(Record(topic, ONLY_PARTITION, offset, NO_TIMESTAMP, key, value))
+        log.add_record(Record(topic, ONLY_PARTITION, offset, NO_TIMESTAMP, key, value))
 
     for offset, value in state.journal():
         put(topics.journal, offset, None, value)
