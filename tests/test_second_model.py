@@ -141,6 +141,10 @@ class Heads:
     def __init__(self, odds: Array, widths: Array) -> None:
         self._odds, self._widths = odds, widths
 
+    @property
+    def coefficients(self) -> Array:
+        return self._odds[None]
+
     def log_odds(self, contexts: Floats) -> Array:
         return np.tile(self._odds, (len(contexts), 1))
 
