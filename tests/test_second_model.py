@@ -128,14 +128,6 @@ class ConstantRate:
     def effects(self) -> Floats:
         return np.zeros(self.dim)
 
-    @property
-    def norm(self) -> float:
-        return float(np.linalg.norm(self.biases))
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        return float((1 / self.bias_deviations**2).min())
-
 
 class Heads:
     def __init__(self, odds: Array, widths: Array) -> None:

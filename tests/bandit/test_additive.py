@@ -58,11 +58,6 @@ def test_a_new_arm_is_as_likely_as_not_for_the_context_at_the_origin() -> None:
     assert known.with_arms(0) == known
 
 
-def test_the_norm_is_that_of_all_parameters() -> None:
-    known = AdditiveModel.certain(np.array([3.0]), np.array([0.0, -4.0]))
-    assert known.norm == 5.0
-
-
 def test_a_belief_is_a_value() -> None:
     theta = np.zeros(2)
     known = AdditiveModel.certain(theta, np.zeros(3))

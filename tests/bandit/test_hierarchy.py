@@ -62,13 +62,6 @@ def parts_of(precision: Hierarchy) -> list[NDArray[np.float64]]:
     return [np.zeros(shape) for shape in shapes]
 
 
-@given(tastes())
-@lawful
-def test_the_smallest_eigenvalue_is_the_dense_one(scene: Tastes) -> None:
-    values = np.linalg.eigvalsh(whole_matrix(scene.precision))
-    assert scene.precision.smallest_eigenvalue == pytest.approx(values[0], rel=1e-9)
-
-
 @given(tastes(), st.data())
 @lawful
 def test_choosing_arms_is_the_marginal_of_the_whole(scene: Tastes, data: st.DataObject) -> None:

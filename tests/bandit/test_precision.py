@@ -81,20 +81,6 @@ def test_the_covariance_of_a_draw_is_exactly_the_inverse(scene: Scene) -> None:
     close(through.T @ through, inverse(dense_matrix(precision)), precision, least=1)
 
 
-# ── the smallest eigenvalue ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def check_smallest(precision: Precision) -> None:
-    values = np.linalg.eigvalsh(dense_matrix(precision))
-    assert abs(precision.smallest_eigenvalue - values[0]) <= 1e-9 * values[0] + 1e-14 * values[-1]
-
-
-@given(scenes())
-@lawful
-def test_the_smallest_eigenvalue_is_the_dense_one(scene: Scene) -> None:
-    check_smallest(scene.precision)
-
-
 # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -187,12 +173,9 @@ def test_a_precision_that_is_not_positive_definite_is_not_used(precision: Precis
     assert not precision.is_positive_definite
     with pytest.raises(EstimationError, match="precision"):
         _ = precision.whitening
-    with pytest.raises(EstimationError, match="precision"):
-        _ = precision.smallest_eigenvalue
 
 
 def test_without_arms_there_is_still_a_context_block() -> None:
     precision = Precision.prior(dim=2, arms=0, ridge=3.0)
     assert precision.is_positive_definite
-    assert precision.smallest_eigenvalue == pytest.approx(3.0)
     assert np.array_equal(dense_matrix(precision.with_arms(2, ridge=3.0)), 3 * np.eye(4))

@@ -284,10 +284,6 @@ class AdditiveModel(LinearModel):
         """θ_x: the effect of each context feature on the log-odds of every arm, (d,)."""
         return self.theta_context[int(self.intercept) : len(self.prior_precision)]
 
-    @property
-    def norm(self) -> float:
-        return float(np.hypot(np.linalg.norm(self.theta_context), np.linalg.norm(self.theta_arms)))
-
 
 def _offsets(contexts: Floats, theta_context: Floats) -> Floats:
     """Return s = x·θ_x, each row by itself: (n, d) → (n,)."""

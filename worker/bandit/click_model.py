@@ -194,14 +194,6 @@ class ClickModel(Truth, Protocol):
     def bias_deviations(self) -> Floats:
         """The posterior standard deviation of `biases`, (K,)."""
 
-    @property
-    def norm(self) -> float:
-        """The length of the vector of all parameters."""
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of the precision."""
-
 
 Model = TypeVar("Model", covariant=True)
 

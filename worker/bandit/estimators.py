@@ -33,9 +33,6 @@ TOLERANCE_OF_REUSE = 1e-9
 # Of the log-odds of a display per fold. What moves further, and ends further from even odds, is not learned but broken.
 # Further moves that end nearer to even odds correct an estimate on contexts it had never seen.
 LARGEST_STEP = 20.0
-MOST_LANCZOS = 100
-#: Relative change of the smallest eigenvalue with which Lanczos' method ends. The error is smaller than that.
-LANCZOS_TOLERANCE = 1e-10
 GATHERED = 4_000_000  # numbers of contexts gathered at once while they are squared by arm
 
 Coefficients = tuple[Floats, ...]  # the parts of a parameter vector
@@ -256,27 +253,3 @@ def _check(coefficients: Coefficients, information: Information, before: LinearM
     moved = float(np.minimum(steps, np.abs(before.predict(coefficients, data))).max(initial=0))
     if not moved <= LARGEST_STEP:
         raise EstimationError(f"the log-odds moved by {moved:.3g} in one fold, more than {LARGEST_STEP:g}")
-
-
-def smallest_eigenvalue(solve: Callable[[Floats], Floats], size: int) -> float:
-    """Return the smallest eigenvalue of A, (size, size), by Lanczos' method on its inverse, r ↦ A⁻¹ r.
-
-    The start has a part in every direction: from a vector of ones, contrasts of shared and own parts are never reached.
-    """
-    here = before = np.random.default_rng(0).standard_normal(size)
-    here = here / np.linalg.norm(here)
-    diagonal: list[float] = []
-    off_diagonal: list[float] = []
-    largest = 0.0
-    for _ in range(MOST_LANCZOS):
-        there = solve(here)
-        diagonal.append(float(here @ there))
-        there -= diagonal[-1] * here + (off_diagonal[-1] * before if off_diagonal else 0.0)
-        tridiagonal = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-        last, largest = largest, float(np.linalg.eigvalsh(tridiagonal)[-1])
-        length = float(np.linalg.norm(there))
-        if length <= 1e-12 * largest or abs(largest - last) <= LANCZOS_TOLERANCE * largest:
-            break
-        off_diagonal.append(length)
-        here, before = there / length, here
-    return 1 / largest

@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints, chosen
-from worker.bandit.estimators import ByArm, smallest_eigenvalue
+from worker.bandit.estimators import ByArm
 from worker.errors import EstimationError
 
 DRAWN_AT_ONCE = 8
@@ -245,17 +245,6 @@ class Hierarchy:
             own -= self.pulls @ np.stack(reached, axis=2)
             for (gamma, b), v in zip(shared, np.ascontiguousarray(own.transpose(2, 0, 1)), strict=True):
                 yield gamma, b, v
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of A."""
-        count = len(self.whitening)
-
-        def solve(vector: Floats) -> Floats:
-            gamma, b, own = self.solve(*self._split(vector[:count]), vector[count:].reshape(-1, self.size))
-            return np.concatenate([_stacked(gamma, b), own.ravel()])
-
-        return smallest_eigenvalue(solve, count + self.arms * self.size)
 
     # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -103,11 +103,6 @@ class LinearModel(ABC):
         """Return what displays alone have said: A θ̂, as the mean of the prior is 0."""
         return tuple(self.precision.times(*self.coefficients))
 
-    @property
-    def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of A."""
-        return float(self.precision.smallest_eigenvalue)
-
     def strengthened(self) -> Self:
         """Learn from the estimate how strong features are, if the model does."""
         return self

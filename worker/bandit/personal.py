@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike
 from worker.bandit.arrays import Floats, Ints, chosen, freeze_fields, frozen_array
 from worker.bandit.changes import Windows, changed_arms, with_evidence
 from worker.bandit.click_model import ClickModel, Observations, arm_features, inputs
-from worker.bandit.estimators import ByArm, Coefficients, inner
+from worker.bandit.estimators import ByArm, Coefficients
 from worker.bandit.groups import INTERCEPT_PRECISION, Groups, bounded_strengths, known_or, own_prior, shared_prior
 from worker.bandit.hierarchy import Hierarchy
 from worker.bandit.learning import LinearModel
@@ -424,10 +424,6 @@ class PersonalModel(LinearModel):
     @property
     def effects(self) -> Floats:
         return self.shared[1:, 0]
-
-    @property
-    def norm(self) -> float:
-        return float(np.sqrt(inner(self.coefficients, self.coefficients)))
 
 
 def _unpacked_groups(arrays: Mapping[str, Floats], part: str, columns: int) -> tuple[Groups, Floats]:

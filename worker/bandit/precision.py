@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints, chosen, freeze_fields, frozen_array
-from worker.bandit.estimators import ByArm, smallest_eigenvalue
+from worker.bandit.estimators import ByArm
 from worker.errors import EstimationError, InputError
 
 
@@ -132,17 +132,6 @@ class Precision:
         """Turn standard normals (m, d) and (m, K) into m draws from N(0, A⁻¹)."""
         context = normals_context @ self.whitening
         return context, normals_arms / np.sqrt(self.arms) - context @ self.centres.T
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of A."""
-        if not self.is_positive_definite:
-            raise EstimationError("the precision is not positive definite")
-
-        def solve(vector: Floats) -> Floats:
-            return np.concatenate(self.solve(vector[: self.dim], vector[self.dim :]))
-
-        return smallest_eigenvalue(solve, self.dim + len(self.arms))
 
     @cached_property
     def log_determinant(self) -> float:

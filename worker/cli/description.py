@@ -57,8 +57,6 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "lift": None if parameters.lift is None else to_builtins(parameters.lift.figures),
         "guarded": parameters.guarded,
         "started_from": None if (start := parameters.started_from) is None else asdict(start),
-        "parameter_norm": model.norm,
-        "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],
         "calibration": _calibration(parameters),
         "missed": [
@@ -103,7 +101,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         f"  {details['folds']} folds, {details['observations']} observations; the workers keep {span}",
         *([f"  started from a history: sha256 {start.sha256[:16]}…, trust {start.trust:g}"] if start else []),
         f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
-        f"  model {model}; ‖θ‖ {details['parameter_norm']:.4g}; contexts {_contexts(parameters)}",
+        f"  model {model}; contexts {_contexts(parameters)}",
         *_features(details["features"]),
         *([f"  {sentence}"] if (sentence := parameters.calibration.sentence) else []),
         *(f"  {one['sentence']}" for one in details["missed"]),

@@ -140,8 +140,6 @@ def episode_of(
     with one_thread(), np.errstate(all="ignore"):
         reward, expected = _tried(lambda: _revenue(window, parent, kept), nothing)
         bound, posterior = _tried(lambda: _regrets(window, current), nothing)
-        norm = _tried(lambda: current.model.norm, None)
-        eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
         answered = _tried(lambda: answering(current), None)
         calibration = _tried(lambda: _calibration(predicted, current, folded=steps is not None), None)
         missing = _tried(lambda: missed_by(current), None)
@@ -168,8 +166,6 @@ def episode_of(
         explored=float(sum(explored)),
         regret_bound=_finite(bound),
         regret_posterior=_finite(posterior),
-        parameter_norm=_finite(norm),
-        smallest_eigenvalue=_finite(eigenvalue),
         lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
         unanswered_arms=answered.unanswered or None if answered else None,
         kept=current.kept if steps is not None and current.kept < 1 else None,

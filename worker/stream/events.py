@@ -461,8 +461,6 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     folds: Annotated[Count | None, described("t: number of versions that folded sessions.")] = None
     observations: Annotated[Count | None, described("Number of displays observed so far.")] = None
     newton_steps: Annotated[Count | None, described("Number of steps until the estimate converged.")] = None
-    parameter_norm: Annotated[Amount | None, described("Norm ‖θ‖ of the estimate in force.")] = None
-    smallest_eigenvalue: Annotated[Number | None, described("Smallest eigenvalue of the precision in force.")] = None
     lowest_answer_rate: Annotated[
         Rate | None,
         described(
