@@ -36,8 +36,8 @@ METRICS = """\
 ## Metrics
 
 Labels have closed sets of values: never a session, a user or an arm. `adcascade traffic` exports the metrics that are
-marked "Simulated traffic only", and `adcascade_traffic_…` for its own work. `adcascade gateway` and `adcascade serve`
-export `adcascade_http_…`; `adcascade_gateway_…` is what a gateway exports in addition.
+marked "Simulated traffic only". `adcascade gateway` and `adcascade serve` export `adcascade_http_…`;
+`adcascade_gateway_…` is what a gateway exports in addition.
 """
 
 TOPICS = """\

@@ -4,9 +4,8 @@ from functools import partial
 import pytest
 
 from worker.bench import core, http, stream
-from worker.bench.figures import Figure, busy, fastest, figures_table
+from worker.bench.figures import Figure, fastest, figures_table
 from worker.cli.main import main
-from worker.errors import FailedError
 
 QUICKLY = {
     "core": {"quick": True},
@@ -22,7 +21,6 @@ def test_a_bench_measures_every_figure(name, monkeypatch, capsys, tmp_path):
     assert main(["bench", name, "--json", str(tmp_path / "result.json")]) == 0
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["machine"]["blas_threads"] == 1
-    assert result["complete"]
     figures = {figure["name"]: figure for figure in result["figures"]}
     assert len(figures) == {"core": 6, "stream": 4, "http": 6}[name]
     wrong = figures.pop("failed or fallback answers", {"value": 0})
@@ -39,21 +37,6 @@ def test_the_learner_of_the_bench_folds_every_session():
     assert learner.current.observations > 0
 
 
-@pytest.mark.parametrize(("error", "code"), [(FailedError("it is too slow"), 1), (KeyboardInterrupt(), 130)])
-def test_a_bench_that_fails_shows_what_it_has_measured(error, code, monkeypatch, capsys, tmp_path):
-    def measure():
-        yield Figure("fast", 99.0, "×")
-        raise error
-
-    monkeypatch.setattr(core, "measure", measure)
-    assert main(["bench", "core", "--json", str(tmp_path / "core.json")]) == code
-    result = json.loads((tmp_path / "core.json").read_text())
-    assert ([figure["name"] for figure in result["figures"]], result["complete"]) == (["fast"], False)
-    shown = capsys.readouterr()
-    assert "fast" in shown.out
-    assert str(error) in shown.err
-
-
 def test_bench_needs_an_action_that_exists(capsys):
     assert main(["bench"]) == 2
     assert main(["bench", "everything"]) == 2
@@ -68,14 +51,6 @@ def test_a_missed_target_is_marked():
     ]
     assert [one.met for one in figures] == [False, True, None]
     assert "MISSED" in figures_table(figures).splitlines()[1]
-
-
-def test_a_busy_machine_is_reported(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr("os.getloadavg", lambda: (8.4, 0.0, 0.0))
-    assert busy() == "the machine is busy (load 8.4 on 2 processors): the figures are blurred"
-    monkeypatch.setattr("os.getloadavg", lambda: (1.9, 9.0, 9.0))
-    assert busy() is None
 
 
 def test_the_first_round_does_not_count():

@@ -6,7 +6,6 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -52,26 +51,17 @@ def test_the_worker_is_compared_with_the_others_round_by_round() -> None:
     assert processor.value == pytest.approx(1.3), "without the learner"
 
 
-@pytest.mark.parametrize("error", [None, FailedError("too slow"), KeyboardInterrupt()])
-def test_servers_are_measured_in_turn_and_a_run_that_ends_early_yields_the_figures_of_what_it_has_measured(
-    error: BaseException | None,
-) -> None:
+def test_servers_are_measured_in_turn() -> None:
     played: list[str] = []
-    found: list[Figure] = []
 
     def play(kind: str) -> dict[str, ServerRun]:
         played.append(kind)
-        if error is not None and played.count("worker") == 2:
-            raise error
         return {part: run(5.0) for part in RATIOS if part != "backlog"}
 
-    with nullcontext() if error is None else pytest.raises(type(error)):
-        found.extend(step for step in in_turn("latency", 2, play) if isinstance(step, Figure))
+    found = [step for step in in_turn("latency", 2, play) if isinstance(step, Figure)]
     assert played == [*NAMES] * 2
-    rounds = {figure.name: figure.detail for figure in found}
-    assert len(rounds) == FIGURES_OF_LATENCY
-    assert ("in 1 round" if error else "in 2 rounds") in rounds["worker / raw aiokafka, 20 arrivals/s"]
-    assert "in 2 rounds" in rounds["idiomatic Faust, 20 arrivals/s"]
+    assert len(found) == FIGURES_OF_LATENCY
+    assert all("in 2 rounds" in figure.detail for figure in found)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +125,6 @@ def test_a_running_child_is_measured(tmp_path: Path) -> None:
         ([], {"JAVA_HOME": "/none"}, "JAVA_HOME=/none has no bin/java"),
         ([], {"PATH": "{java}", "ADCASCADE_KAFKA_CACHE": "{folder}/none"}, "no Maven to fetch them"),
         ([], {"ADCASCADE_KAFKA_CACHE": "/dev/null/none"}, "/dev/null"),
-        ([], {"TMPDIR": "/none"}, "set TMPDIR"),
         (["--broker", "127.0.0.1:1"], {}, "cannot use Kafka at 127.0.0.1:1"),
         (["--broker", "kafka"], {}, "'kafka' is not a broker address"),
         (["--json", "/none/result.json"], {}, "the folder /none does not exist"),
@@ -156,10 +145,7 @@ def test_wrong_surroundings_are_one_clear_line_before_any_work(
     (tmp_path / "java/java").symlink_to(needs("java", package="default-jre-headless"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(java=tmp_path / "java", folder=tmp_path))
-    if "TMPDIR" in variables:
-        monkeypatch.setattr("tempfile.tempdir", "/none")
     monkeypatch.setattr(kafka, "learned", no_work)
-    monkeypatch.setattr("worker.cli.bench.busy", lambda: None)
     assert main(["bench", "kafka", *arguments]) in (1, 2)
     line = capsys.readouterr().err
     assert line.startswith("adcascade: ")
@@ -193,7 +179,6 @@ def test_bench_kafka_measures_every_figure(
     monkeypatch.setattr(kafka, "measure", measure)
     assert main(["bench", "kafka", "--broker", address, "--json", str(tmp_path / "kafka.json")]) == 0
     result = json.loads((tmp_path / "kafka.json").read_text(encoding="utf-8"))
-    assert result["complete"]
     names = [figure["name"] for figure in result["figures"]]
     assert len(names) == FIGURES_OF_LATENCY + len(NAMES) + 1
     assert all(figure["value"] > 0 for figure in result["figures"])

@@ -7,7 +7,6 @@ one run. Time is processor time where that is possible: other processes do not a
 from __future__ import annotations
 
 import gc
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,19 +83,6 @@ def measuring() -> Iterator[str]:
 def machine() -> dict[str, str]:
     """Return the machine and the versions that the figures belong to."""
     return {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine(), "cpu": _cpu()}
-
-
-def busy() -> str | None:
-    """Return a warning if other processes keep the processors busy, else None.
-
-    They share caches and arithmetic units, which slows the planning kernel more than a loop in Python, so even ratios
-    of processor time are blurred.
-    """
-    waiting = os.getloadavg()[0]
-    processors = os.cpu_count() or 1
-    if waiting <= processors:
-        return None
-    return f"the machine is busy (load {waiting:.1f} on {processors} processors): the figures are blurred"
 
 
 def _cpu() -> str:

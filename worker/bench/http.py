@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -30,7 +31,7 @@ import numpy as np
 import orjson
 
 from worker.bench.figures import Figure
-from worker.bench.processes import ChildProcess, bench_folder
+from worker.bench.processes import PREFIX, ChildProcess
 from worker.bench.stream import CONTEXTS, DIM, HORIZON, SIZE, environment
 from worker.errors import FailedError
 from worker.runtime import child
@@ -48,11 +49,13 @@ POST: Final = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client has seen: all requests, and after the warm-up answers per second and their times in ms."""
+    """What the client has seen: all requests, and after the warm-up answers per second and their times in ms.
+
+    `wrong` are failed requests, and fallback answers.
+    """
 
     requests: int
-    failed: int
-    fallbacks: int
+    wrong: int
     rate: float
     p50: float
     p99: float
@@ -70,7 +73,7 @@ class LoadClient:
         self._contexts = [orjson.dumps(context) for context in CONTEXTS]
         self._due: asyncio.Queue[float] = asyncio.Queue()
         self._times: list[float] = []
-        self._requests = self._failed = self._fallbacks = 0
+        self._requests = self._wrong = 0
 
     async def run(self) -> Load:
         """Play until the time is over."""
@@ -87,8 +90,7 @@ class LoadClient:
         p50, p99 = 1000 * np.percentile(self._times, (50, 99))
         return Load(
             requests=self._requests,
-            failed=self._failed,
-            fallbacks=self._fallbacks,
+            wrong=self._wrong,
             rate=len(self._times) / self._seconds,
             p50=float(p50),
             p99=float(p99),
@@ -113,8 +115,7 @@ class LoadClient:
             if due >= self._counts_from:
                 self._times.append(now - due)
             self._requests += 1
-            self._failed += status != b"200"
-            self._fallbacks += "fallback" in answer
+            self._wrong += status != b"200" or "fallback" in answer
             return cast("dict[str, Any]", answer)
 
         while True:
@@ -172,9 +173,9 @@ class ServerRound(NamedTuple):
 def measure(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> Iterator[Figure | str]:
     """Yield the figures, and between them the step that follows."""
     with (
-        bench_folder() as folder,
-        serve_process(folder) as serve,
-        ChildProcess("plain aiohttp", ["worker.bench.baselines", "aiohttp"], folder) as plain,
+        TemporaryDirectory(prefix=PREFIX) as folder,
+        serve_process(Path(folder)) as serve,
+        ChildProcess("plain aiohttp", ["worker.bench.baselines", "aiohttp"], Path(folder)) as plain,
     ):
         yield "starting the servers"
         measured: dict[str, list[ServerRound]] = {serve.name: [], plain.name: []}
@@ -216,7 +217,7 @@ def figures(measured: dict[str, list[ServerRound]]) -> Iterator[Figure]:
         detail = f"{field}, durable; {other:.3g} ms with plain aiohttp"
         yield Figure(f"serve, {RATE:.0f} requests/s, {field}", mine, "ms", most=most, detail=detail)
     loads = [load for rounds in measured.values() for each in rounds for load in (each.fast, each.steady)]
-    wrong, requests = sum(load.failed + load.fallbacks for load in loads), sum(load.requests for load in loads)
+    wrong, requests = sum(load.wrong for load in loads), sum(load.requests for load in loads)
     yield Figure("failed or fallback answers", wrong, "", most=0, detail=f"of {requests:,} requests")
 
 

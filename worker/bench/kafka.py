@@ -24,6 +24,7 @@ from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from confluent_kafka.admin import AdminClient
 
 from worker.bandit.arrays import Floats
 from worker.bench.figures import Figure
-from worker.bench.processes import ChildProcess, bench_folder, running_broker
+from worker.bench.processes import PREFIX, ChildProcess, running_broker
 from worker.bench.stream import CONTEXTS, HORIZON, SECOND, closed_journal, fold, record_traffic
 from worker.client import Client
 from worker.errors import FailedError
@@ -93,8 +94,8 @@ def measure(
 ) -> Iterator[Figure | str]:
     """Yield the figures, and between them the step that follows; `share` is the part of the whole that is played."""
     yield "starting the broker"
-    with bench_folder() as folder, running_broker(address, folder) as connection:
-        servers = Servers(connection, folder, partitions, share)
+    with TemporaryDirectory(prefix=PREFIX) as folder, running_broker(address, Path(folder)) as connection:
+        servers = Servers(connection, Path(folder), partitions, share)
         yield "a backlog, for the broker to warm up"
         servers.work_off("librdkafka")
         for name in what:
@@ -103,21 +104,15 @@ def measure(
 
 
 def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, ServerRun]]) -> Iterator[Figure | str]:
-    """Measure all servers in turn, and yield the figures; if it fails or is interrupted, of what it has measured."""
+    """Measure all servers in turn, and yield the figures."""
     seen: dict[str, dict[str, list[ServerRun]]] = defaultdict(lambda: defaultdict(list))
-    failure: BaseException | None = None
-    try:
-        for turn in range(rounds):
-            for kind in NAMES:
-                yield f"{name}, round {turn + 1} of {rounds}, {NAMES[kind]}"
-                for part, run in measure_one(kind).items():
-                    seen[part][kind].append(run)
-    except (FailedError, KeyboardInterrupt) as error:
-        failure = error
+    for turn in range(rounds):
+        for kind in NAMES:
+            yield f"{name}, round {turn + 1} of {rounds}, {NAMES[kind]}"
+            for part, run in measure_one(kind).items():
+                seen[part][kind].append(run)
     for part, runs in seen.items():
         yield from figures(part, runs)
-    if failure is not None:
-        raise failure
 
 
 class Servers:
@@ -192,12 +187,10 @@ def figures(part: str, runs: Mapping[str, Sequence[ServerRun]]) -> Iterator[Figu
         else:
             yield Figure(f"{NAMES[kind]}, {part}", value, "ms", detail=f"p50, {detail}; p99 {p99:.1f} ms")
     for other, field, most, least in RATIOS[part]:
-        # The last round may be incomplete.
-        pairs = zip(runs.get("worker", ()), runs.get(other, ()), strict=False)
+        pairs = zip(runs["worker"], runs[other], strict=True)
         ratios = [getattr(mine, field) / getattr(its, field) for mine, its in pairs]
-        if ratios:
-            name = f"worker / {NAMES[other]}, {part}{', processor' if field == 'own' else ''}"
-            yield Figure(name, statistics.median(ratios), "×", most=most, least=least, detail=_span(ratios))
+        name = f"worker / {NAMES[other]}, {part}{', processor' if field == 'own' else ''}"
+        yield Figure(name, statistics.median(ratios), "×", most=most, least=least, detail=_span(ratios))
 
 
 def _span(values: Sequence[float]) -> str:

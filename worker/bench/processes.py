@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from worker.kafka.clients import admin_client, readable_errors
 from worker.kafka.connection import Connection
 from worker.runtime.child import command, environment
 
+PREFIX: Final = "adcascade-bench-"  # of temporary folders
 START: Final = 300.0  # seconds for a server to start
 
 
@@ -25,17 +25,6 @@ def broker_script() -> Path:
     package = Path(worker.__file__).parent
     packaged = package / "deploy/kafka/broker"
     return packaged if packaged.exists() else package.parent / "deploy/kafka/broker"
-
-
-@contextmanager
-def bench_folder() -> Iterator[Path]:
-    """Yield a temporary folder; raise `InputError` if there can be none."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix="adcascade-bench-", ignore_cleanup_errors=True)
-    except OSError:
-        raise InputError("no folder for temporary files can be written: set TMPDIR to one that can") from None
-    with made as folder:
-        yield Path(folder)
 
 
 @contextmanager

@@ -6,39 +6,26 @@ import argparse
 import importlib
 from collections.abc import Iterator
 
-from worker.bench.figures import Figure, busy, figures_table, machine, measuring
+from worker.bench.figures import Figure, figures_table, machine, measuring
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
-from worker.console import note, progress, write_result
+from worker.console import progress, write_result
 
 
 def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> None:
-    """Show and write figures; a text among them names the current step.
-
-    A run takes minutes: if it fails, or is interrupted, what was measured before is shown.
-    """
+    """Show and write figures; a text among them names the current step."""
     figures: list[Figure] = []
-    crowd = busy()
-    complete = False
-    with measuring() as blas:
-        where = {**machine(), "blas": blas, "blas_threads": 1}
-        try:
-            with progress(f"bench {name}", None) as bar:
-                for figure in measured:
-                    if isinstance(figure, str):
-                        bar.describe(figure)
-                        continue
-                    figures.append(figure)
-                    bar.describe(figure.name)
-                    bar.advance()
-            complete = True
-        finally:
-            if figures:
-                if crowd:
-                    note(crowd)
-                records = [one.record() for one in figures]
-                record = {"bench": name, "machine": where, "busy": crowd, "complete": complete, "figures": records}
-                title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
-                write_result(json, record, f"{title}\n\n{figures_table(figures)}")
+    with measuring() as blas, progress(f"bench {name}", None) as bar:
+        for figure in measured:
+            if isinstance(figure, str):
+                bar.describe(figure)
+                continue
+            figures.append(figure)
+            bar.describe(figure.name)
+            bar.advance()
+    where = {**machine(), "blas": blas, "blas_threads": 1}
+    record = {"bench": name, "machine": where, "figures": [one.record() for one in figures]}
+    title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
+    write_result(json, record, f"{title}\n\n{figures_table(figures)}")
 
 
 def _action(name: str, summary: str) -> CommandSpec:

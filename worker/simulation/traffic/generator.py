@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats
-from worker.metrics.history import DELAY_BOUNDS, Histogram
+from worker.metrics.history import Histogram
 from worker.simulation.environments import make_environment
 from worker.simulation.users import Habits, Sent, Users
 from worker.simulation.world import Chance, Environment
@@ -134,7 +134,6 @@ class Traffic:
         self.start = now // NANOSECONDS
         self.counts = Counts()
         self.latencies = Histogram(LATENCY_BOUNDS)  # of first decisions
-        self.delays = Histogram(DELAY_BOUNDS)  # the same for Prometheus
         self.longest = 0.0
         self.history = WorthHistory()
         world = settings.world()
@@ -284,7 +283,6 @@ class Traffic:
             seconds = max(0, now - waiting.since) / 1e9
             self.latencies.observe(seconds)
             self.longest = max(self.longest, seconds)
-            self.delays.observe(seconds)
             if decision.position == 1:  # later ones do not contain the whole slate
                 self._fresh.append((cohort.contexts[index], users.arm_indices(decision.slate)))
         records = users.answer(decision, time)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from worker import __version__
 from worker.console import note
@@ -104,11 +104,7 @@ class TrafficLines:
 
 
 class TrafficMetrics:
-    """Makes the series of `registry` at every scrape.
-
-    Figures that need the truth have the names of `worker.metrics`. No name is one that a worker exports, because a sum
-    over all targets would count it twice.
-    """
+    """Makes the series of `registry` at every scrape: the figures that need the truth, which no worker knows."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -117,33 +113,9 @@ class TrafficMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Make the series."""
-        traffic, counts, worth = self._traffic, self._traffic.counts, self._traffic.history.whole
-        totals = {
-            "adcascade_pseudo_regret_total": max(0.0, worth.regret),
-            "adcascade_oracle_reward_total": worth.oracle,
-        }
-        for name, value in totals.items():
-            yield CounterMetricFamily(name, _HELP[name], value)
-        for name, text, value in (
-            ("reward", "Revenue of the clicks that were sent.", counts.earned),
-            ("sessions", "Sessions whose arrival was sent.", counts.sessions),
-            ("decided", "Sessions that got a decision.", counts.decided),
-            ("undecided", "Sessions that got no decision in time.", counts.undecided),
-            ("decisions", "Decisions that a user waited for.", counts.decisions),
-            ("clicks", "Clicks sent, second copies not counted.", counts.clicks),
+        worth = self._traffic.history.whole
+        for name, value in (
+            ("adcascade_pseudo_regret_total", max(0.0, worth.regret)),
+            ("adcascade_oracle_reward_total", worth.oracle),
         ):
-            yield CounterMetricFamily(f"adcascade_traffic_{name}_total", text, value)
-        waiting = "adcascade_traffic_waiting_sessions"
-        yield GaugeMetricFamily(waiting, "Sessions that wait for a decision.", traffic.waiting)
-        records = CounterMetricFamily(
-            "adcascade_traffic_records_total", "Records sent, second copies and poison included.", labels=["topic"]
-        )
-        for topic, count in counts.records.items():
-            records.add_metric([topic], count)
-        yield records
-        yield HistogramMetricFamily(
-            "adcascade_traffic_decision_seconds",
-            "Time from sending an arrival to receiving its first decision.",
-            traffic.delays.buckets(),
-            traffic.delays.sum,
-        )
+            yield CounterMetricFamily(name, _HELP[name], value)
