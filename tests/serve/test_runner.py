@@ -43,10 +43,10 @@ class CountingFolder(StateFolder):
 
     commits, is_full = 0, False
 
-    def commit(self, *, checkpoint: bool = False) -> None:
+    def commit(self) -> None:
         if self.is_full:
             raise sqlite3.OperationalError("database or disk is full")
-        super().commit(checkpoint=checkpoint)
+        super().commit()
         self.commits += 1
 
 

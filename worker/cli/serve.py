@@ -29,12 +29,6 @@ KEEP = (
 OPERATION = (
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),
     Option(
-        "sync",
-        "wait of answers for the disk; without it, a failure of power loses the last second (a kill loses nothing)",
-        flag=True,
-        default=True,
-    ),
-    Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
     *KEEP,

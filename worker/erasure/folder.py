@@ -75,6 +75,6 @@ def _journal(state: StateView, person: Person, resume_offset: int) -> Place:
 
 
 def _erase(folder: Path, sessions: Sequence[bytes], offsets: Sequence[int]) -> None:
-    with StateFolder(folder, create=False, durable=True) as state:
+    with StateFolder(folder, create=False) as state:
         state.erase(sessions, offsets)
         state.commit()

@@ -51,7 +51,7 @@ class Moved:
 
 def move(folder: Path, connection: Connection, topics: Topics) -> Moved:
     """Take a state folder to topics that are new; nothing serves it meanwhile."""
-    with StateFolder(folder, create=False, durable=True) as state:
+    with StateFolder(folder, create=False) as state:
         check_not_moved(state)
         versions = state.parameters()
         if not versions:

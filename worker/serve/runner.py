@@ -3,8 +3,7 @@
 Rules that hold in this file:
 
 - One batch is in work at a time: one transaction of the state folder. While it is committed, in a thread, further
-  requests gather and make the next one. What a batch answers is set when it is committed. That is on disk; without
-  `sync`, the system has it, which survives a kill of the process and no failure of power.
+  requests gather and make the next one. What a batch answers is set when it is committed, that is on disk.
 - Statements run in the loop's thread. In another one, each would wait for the interpreter.
 - The time of an event is the clock when its batch is handled, unless the request has one. It never goes back, so that
   after the progress of a time nothing comes that is earlier.

@@ -35,7 +35,7 @@ _WATCH_INTERVAL: Final = 2.0
 
 def run_server(settings: ServeSettings) -> int:
     """Serve until SIGTERM or SIGINT; raise `FailedError` or `InputError` if that is not possible."""
-    with StateFolder(settings.folder, durable=settings.sync, keep=settings.keep) as state:
+    with StateFolder(settings.folder, keep=settings.keep) as state:
         check_not_moved(state)
         history = [decode_parameters(value) for value in state.parameters()]
         if not history:

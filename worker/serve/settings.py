@@ -21,4 +21,3 @@ class ServeSettings(ProcessSettings):
     record: Path | None
     keep: int
     keep_record: int
-    sync: bool

@@ -137,16 +137,15 @@ class StateView:
 class StateFolder(StateView):
     """Opens or creates a state folder and locks it; a context manager.
 
-    Nothing is on disk before `commit`. What is committed survives the process; with `durable`, a failure of power too,
-    without it from the next checkpoint on. The journal of the last `keep` milliseconds stays, from the hour before on,
-    so that all versions of that time can be made again from one that the history has.
+    Nothing is on disk before `commit`. What is committed survives the process and a failure of power. The journal of
+    the last `keep` milliseconds stays, from the hour before on, so that all versions of that time can be made again
+    from one that the history has.
     """
 
-    def __init__(self, path: str | Path, *, create: bool = True, durable: bool = False, keep: int = 0) -> None:
+    def __init__(self, path: str | Path, *, create: bool = True, keep: int = 0) -> None:
         self.path = Path(path)
         self._keep = keep
         self._appended = 0
-        self.durable = durable
         if not create and not (self.path / FILE).exists():
             raise InputError(NO_STATE.format(self.path))
         self._closing = ExitStack()
@@ -154,7 +153,7 @@ class StateFolder(StateView):
         with self._opening():
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT}")
-            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self._db.execute("PRAGMA synchronous=FULL")
             if not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
                 self._db.executescript(
                     f"BEGIN; {_SCHEMA} INSERT INTO meta VALUES ('format', x'{FORMAT.hex()}'); COMMIT"
@@ -219,14 +218,9 @@ class StateFolder(StateView):
         """Forget the lines, now that they are in the log."""
         self._db.execute("DELETE FROM log")
 
-    def commit(self, *, checkpoint: bool = False) -> None:
-        """Make all changes since the last commit durable. In any thread, one at a time.
-
-        With `checkpoint`, they survive a failure of power also where the folder is not `durable`.
-        """
+    def commit(self) -> None:
+        """Make all changes since the last commit durable. In any thread, one at a time."""
         self._db.execute("COMMIT")
-        if checkpoint:
-            self.checkpoint()
         self._db.execute("BEGIN")
 
     # ── the history of the versions ──────────────────────────────────────────────────────────────────────────────────

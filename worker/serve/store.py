@@ -147,10 +147,9 @@ class ServeStore(Outputs):
     def commit(self, *, synchronise: bool) -> None:
         """Commit what is prepared, then write the log. In any thread.
 
-        With `synchronise`, the log is on disk then, and so is the folder, also if it is not `durable`. Then the log may
-        go on in a new file.
+        With `synchronise`, the log is on disk then, and may go on in a new file.
         """
-        self.state.commit(checkpoint=synchronise and not self.state.durable)
+        self.state.commit()
         if self._log is None:
             return
         self._log.write(synchronise=synchronise)
