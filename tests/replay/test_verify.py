@@ -144,7 +144,7 @@ def test_a_damaged_version_is_found_and_its_decisions_are_unverified(lines: list
     report = replayed(lines)
     (found,) = report.findings.first
     assert report.mismatches == 1
-    assert (found.kind, found.version, found.line) == ("version", 3, lines.index(line) + 1)
+    assert (found.kind, found.line) == ("version", lines.index(line) + 1)
     assert "sha256" in found.found
     assert report.unverified == report.unverified_because["version"] == served_by(lines, 3) > 0
 

@@ -3,8 +3,8 @@
 Rules that hold in this file:
 
 - A log may hold thousands of versions of half a megabyte each, so their bytes are in the temporary database of the log.
-- In memory is the outline of a version: its record without arms and arrays. All of a record is decoded, and its hash
-  checked, when it is added, or where only few are needed (`checked` false) when it is read.
+- In memory are a few fields of a version, without arms and arrays. The model is decoded, and the hash checked, when a
+  version is added, or where only few are needed (`checked` false) when it is read.
 - A version may be recorded several times: by repeated lines, or published again from a newer position in the journal.
   Its hash must be the same.
 - Versions that only the history has, which is thinned, are checked and plan decisions. Learning does not start from
@@ -19,14 +19,12 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
-import orjson
-from msgspec import Struct
 
 from worker.errors import AdcascadeError
 from worker.logs.findings import Findings, Mismatch
@@ -36,22 +34,13 @@ from worker.stream.features import ContextEncoder, FormerFeatures
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import SETTINGS, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_records import ArmRecord, VersionRecord
+from worker.stream.version_records import VersionRecord
 from worker.stream.versions import KEPT
 
 PLANNERS: Final = 16  # planners kept in memory
 
 
-class VersionHead(Struct, frozen=True, kw_only=True):
-    """The fields of a version that need no model: cheap to read."""
-
-    arms: tuple[ArmRecord, ...]
-    made_at: int
-    kept: float
-    changed: tuple[str, ...] = ()
-
-
-_decode_head: Final = msgspec.json.Decoder(VersionHead).decode
+_decode_record: Final = msgspec.json.Decoder(VersionRecord).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +52,19 @@ class PublishedVersion:
     row: int
 
 
-_OUTLINE: Final = frozenset(
-    [
-        *("version", "sha256", "parent_sha256", "effective_at", "window_end", "journal_offset", "resume_offset"),
-        *("folds", "former_features", *SETTINGS),
-    ]
-)
-_decode_outline: Final[Callable[[bytes], Any]] = msgspec.json.Decoder(
-    msgspec.defstruct(
-        "Outline",
-        [
-            (one.name, one.type) if one.required else (one.name, one.type, one.default)
-            for one in msgspec.structs.fields(VersionRecord)
-            if one.name in _OUTLINE
-        ],
-        kw_only=True,
-    )
-).decode
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class RecordedVersion:
     """The fields of a version that are kept in memory; `published` unless only the history has it."""
 
     version: int
     sha256: str
-    parent_sha256: str
     effective_at: int
     window_end: int | None
     folds: int
     settings: LearningSettings
     former: FormerFeatures | None
-    records: list[PublishedVersion]
-    published: bool = True
+    records: list[PublishedVersion] = field(default_factory=list)
+    published: bool = False
 
 
 class RecordedVersions:
@@ -118,34 +87,31 @@ class RecordedVersions:
         try:
             if self._checked:
                 decode_parameters(value or b"")
-            head = _decode_outline(value or b"")
-            settings = LearningSettings(**{name: getattr(head, name) for name in SETTINGS})
+            record = _decode_record(value or b"")
+            settings = LearningSettings(**{name: getattr(record, name) for name in SETTINGS})
         except (AdcascadeError, msgspec.DecodeError, ValueError) as error:
             if published:
-                expected, number = "a readable version", _number(value)
-                self._findings.add(Mismatch("version", "record", expected, str(error), line=line, version=number))
+                self._findings.add(Mismatch("version", "record", "a readable version", str(error), line=line))
             return
-        known = self.known.get(head.version)
-        if known is None:
-            known = self.known[head.version] = RecordedVersion(
-                head.version,
-                head.sha256,
-                head.parent_sha256,
-                head.effective_at,
-                head.window_end,
-                head.folds,
-                settings,
-                None if head.former_features is msgspec.UNSET else head.former_features,
-                [],
-                published,
-            )
-        elif known.sha256 != head.sha256:
-            name = "sha256 of another record of it"
-            self._findings.add(Mismatch("version", name, known.sha256, head.sha256, line=line, version=head.version))
+        known = self.known.setdefault(
+            record.version,
+            RecordedVersion(
+                version=record.version,
+                sha256=record.sha256,
+                effective_at=record.effective_at,
+                window_end=record.window_end,
+                folds=record.folds,
+                settings=settings,
+                former=None if record.former_features is msgspec.UNSET else record.former_features,
+            ),
+        )
+        if known.sha256 != record.sha256:
+            name, number = "sha256 of another record of it", record.version
+            self._findings.add(Mismatch("version", name, known.sha256, record.sha256, line=line, version=number))
             return
         known.published |= published
-        if all(kept.journal_offset != head.journal_offset for kept in known.records):
-            known.records.append(PublishedVersion(head.journal_offset, head.resume_offset, row))
+        if all(kept.journal_offset != record.journal_offset for kept in known.records):
+            known.records.append(PublishedVersion(record.journal_offset, record.resume_offset, row))
             known.records.sort(key=lambda kept: kept.journal_offset)
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,12 +120,12 @@ class RecordedVersions:
         """Return a version from one of its records, by default the first."""
         return decode_parameters(self._value(record or self.known[version].records[0]))
 
-    def head(self, version: int) -> VersionHead:
-        """Return the arms and times of a version."""
-        return _decode_head(self._value(self.known[version].records[0]))
+    def record(self, version: int) -> VersionRecord:
+        """Return a version without its model: cheap to read."""
+        return _decode_record(self._value(self.known[version].records[0]))
 
     def _prices(self, version: int) -> dict[str, float]:
-        return {arm.arm: arm.reward for arm in self.head(version).arms}
+        return {arm.arm: arm.reward for arm in self.record(version).arms}
 
     def _value(self, record: PublishedVersion) -> bytes:
         try:
@@ -248,13 +214,3 @@ def in_force(effective_at: Mapping[int, int]) -> Callable[[int], int | None]:
     starts = [start for start, _ in ordered]
     newest = [None, *accumulate((number for _, number in ordered), max)]
     return lambda time: newest[bisect_right(starts, time)]
-
-
-def _number(value: bytes | None) -> int | None:
-    """Return the version number in a damaged record."""
-    try:
-        record: Any = orjson.loads(value or b"")
-        number = record["version"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    return number if isinstance(number, int) else None

@@ -15,7 +15,6 @@ import numpy as np
 from worker.bandit.learning import AUTO
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
-from worker.logs.versions import VersionHead
 from worker.report.counting import ADS, ALL, COURSE, PARTS, UNPLANNED, Counts, Group, SessionCounter, columns
 from worker.report.period import Period, chosen_period
 from worker.stream.accounts import DAY
@@ -25,6 +24,7 @@ from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
 from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
+from worker.stream.version_records import VersionRecord
 
 #: Features that are shown, of those whose groups differ most, and groups of each.
 MOST_FEATURES, MOST_GROUPS = 6, 12
@@ -75,7 +75,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "course": course,
         "ads": ads,
         "features": [{"feature": name, "groups": _groups(name, now, compared)} for name in by or _telling(now)],
-        "changes": [*_catalogue(versions.head(begins), versions.head(ends)), *_events(log, period)],
+        "changes": [*_catalogue(versions.record(begins), versions.record(ends)), *_events(log, period)],
         "versions": [begins, ends],
         "warnings": [*_warnings(ads, total, course, now), *_doubts(learned), *_rejected(log, period)],
         "notes": [
@@ -160,7 +160,7 @@ class _Cause(msgspec.Struct):
 _decode_cause: Final = msgspec.json.Decoder(_Cause).decode
 
 
-def _catalogue(then: VersionHead, now: VersionHead) -> Iterator[Document]:
+def _catalogue(then: VersionRecord, now: VersionRecord) -> Iterator[Document]:
     """Yield how the ads of two versions differ, in words."""
     was, has = ({arm.arm: arm for arm in head.arms} for head in (then, now))
     for words, names in (
@@ -190,7 +190,7 @@ def _events(log: OrderedLog, period: Period) -> Iterator[Document]:
         }.get(cause.action or cause.kind)
         is_fold = cause.kind in ("", "progress") and recorded.settings.forgetting == AUTO
         if is_fold:
-            head = log.versions.head(number)
+            head = log.versions.record(number)
             if head.kept < 1:
                 words = f"users or ads changed: what was learned before counts {head.kept:.0%} since then"
             elif head.changed:
