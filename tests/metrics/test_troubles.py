@@ -9,9 +9,7 @@ import pytest
 
 from worker.http.pages import operations
 from worker.metrics import Metrics
-from worker.metrics.history import MOST_CONTEXTS
 from worker.metrics.troubles import ACTIVE, BETWEEN_LINES, TroubleLog
-from worker.stream.contexts import pack_context
 from worker.stream.topology import Emits, Tally
 from worker.stream.troubles import LONGEST_EXAMPLE, TROUBLES, Troubles
 from worker.web.status import problems
@@ -123,34 +121,6 @@ def test_a_share_is_of_the_last_minutes(clock):
     clock.now += ACTIVE / 2
     batch(troubles, "dead-letters", 0, arrivals=900)
     assert names(troubles) == []
-
-
-@pytest.mark.parametrize(
-    ("context", "expected"),
-    [
-        ((0.5, 35_000.0), "feature 2 of 2 is about 40,000"),
-        ((1e-4, 0.0), "the norm of a context is 1e-04"),
-        ((1.0, 0.0), None),  # one-hot
-        ((3.0, -4.0), None),  # standardised
-        ((0.0, 0.0), None),  # no features
-    ],
-)
-def test_features_on_a_wrong_scale_are_trouble(context, expected):
-    metrics = Metrics()
-    for _ in range(TROUBLES["norms"].least):
-        metrics.batch(Emits(sample=pack_context(context)), 1, 0.0)
-    found = metrics.troubles.active()
-    assert [one.name for one in found] == (["norms"] if expected else [])
-    if expected:
-        assert found[0].example == expected
-
-
-def test_a_few_contexts_on_a_wrong_scale_are_normal():
-    metrics = Metrics()
-    for number in range(MOST_CONTEXTS):
-        metrics.batch(Emits(sample=pack_context((50.0 if number % 20 == 0 else 0.5,))), 1, 0.0)
-    assert names(metrics.troubles) == []
-    assert len(metrics.snapshot().contexts) == MOST_CONTEXTS
 
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-import numpy as np
-
 from worker.bandit.arrays import Floats
 from worker.bandit.policies import policy_named
 from worker.metrics.troubles import ActiveTrouble
@@ -24,12 +22,8 @@ from worker.stream.topology import Tally
 MOST_WINDOWS: Final = 240
 MOST_MARKS: Final = 16
 BETWEEN_MARKS: Final = 60_000  # milliseconds of event time
-#: Contexts of recent users that are kept, of one user per batch.
-MOST_CONTEXTS: Final = 256
-#: Absolute value above which a feature is too large, and norm below which a context is too small. A context of zeros is
-#: a user without features.
-LARGEST_FEATURE: Final = 10.0
-SMALLEST_NORM: Final = 0.01
+#: Contexts of recent users, of one per batch, that the figures of the arms are averaged over.
+MOST_CONTEXTS: Final = 64
 #: Upper bounds in seconds of the time to handle a batch, in records of its size, in seconds from arrival to decision.
 DURATION_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
@@ -105,13 +99,14 @@ class Mark:
 class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
-    `contexts` are packed contexts of recent users, of the same length. `forgotten` is the time of the last version that
-    forgot something, the share of older sessions that it kept, and the ads that began anew. `numbers` are sums over
-    windows and versions. `clicks` are predicted and observed clicks of closed windows, by sessions.
+    `since` is the oldest mark, where "lately" begins; None just after the start. `contexts` are packed contexts of
+    recent users, as the version takes them. `forgotten` is the time of the last version that forgot something, the
+    share of older sessions that it kept, and the ads that began anew. `numbers` are sums over windows and versions.
+    `clicks` are predicted and observed clicks of closed windows, by sessions.
     """
 
     now: Mark
-    marks: Sequence[Mark]
+    since: Mark | None
     windows: Sequence[Window]
     contexts: Sequence[bytes]
     parameters: Parameters | None
@@ -128,11 +123,6 @@ class Snapshot:
         """Whether the true value of windows is known."""
         return "pseudo_regret" in self.numbers
 
-    @property
-    def since(self) -> Mark | None:
-        """The oldest mark, where "lately" begins; None just after the start."""
-        return self.marks[0] if self.marks else None
-
 
 def exploration_share(parameters: Parameters) -> float | None:
     """Return the share of sessions that a version allows to explore; None if its policy has no budget."""
@@ -141,22 +131,3 @@ def exploration_share(parameters: Parameters) -> float | None:
     if parameters.folds < parameters.settings.warmup or not parameters.expected_sessions:
         return 0.0  # warm-up does not count as exploration
     return min(1.0, parameters.explore_budget / parameters.expected_sessions)
-
-
-def wrong_scale(context: bytes) -> str | None:
-    """Return what is wrong with the scale of a packed context, or None.
-
-    >>> from worker.stream.contexts import pack_context
-    >>> wrong_scale(pack_context((0.5, -52_000.0)))
-    'feature 2 of 2 is about -50,000'
-    >>> wrong_scale(pack_context((0.0, 1.0)))
-    """
-    features = np.frombuffer(context, "<f8")
-    if not len(features):
-        return None
-    largest = int(np.argmax(np.abs(features)))
-    if abs(features[largest]) > LARGEST_FEATURE:
-        return f"feature {largest + 1} of {len(features)} is about {float(f'{features[largest]:.0e}'):,.0f}"
-    if 0.0 < (norm := float(np.linalg.norm(features))) < SMALLEST_NORM:
-        return f"the norm of a context is {norm:.0e}"
-    return None

@@ -31,7 +31,6 @@ from worker.metrics.history import (
     Mark,
     Snapshot,
     Window,
-    wrong_scale,
 )
 from worker.metrics.troubles import TroubleLog
 from worker.stream.calibration import SESSIONS
@@ -103,11 +102,6 @@ class Metrics:
                 self._now.histograms["decision_duration_seconds"][()].observe(seconds, decisions)
             self._contexts.extend(samples)
         self.troubles.observe(tally)
-        self.troubles.count(contexts=len(samples))
-        standardised = self._parameters is not None and self._parameters.settings.standardise
-        for sample in () if standardised else samples:
-            if wrong := wrong_scale(sample):
-                self.troubles.add("norms", wrong)
 
     def add(self, tally: Tally) -> None:
         """Count what happened outside a batch: sessions recovered or handed over."""
@@ -216,22 +210,17 @@ class Metrics:
             self._imbalance = {name: float(value) for name, value in found.items()}
         return {name: value for name, value in found.items() if value}
 
-    @property
-    def _context_bytes(self) -> int:
-        """The length of a packed context of the newest version, or of the last session before there is one."""
-        known = self._parameters
-        return 8 * known.settings.dim if known is not None else len(self._contexts[-1])
-
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self) -> Snapshot:
         """Return a consistent copy of everything."""
         with self._lock:
+            size = 0 if self._parameters is None else 8 * self._parameters.settings.dim  # of a packed context
             return Snapshot(
                 now=deepcopy(self._now),
-                marks=tuple(self._marks),
+                since=self._marks[0] if self._marks else None,
                 windows=tuple(self._windows),
-                contexts=tuple(one for one in self._contexts if len(one) == self._context_bytes),
+                contexts=tuple(one for one in self._contexts if len(one) == size),
                 parameters=self._parameters,
                 forgotten=self._forgotten,
                 numbers=dict(self._numbers),

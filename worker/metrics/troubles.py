@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
@@ -18,8 +19,6 @@ log = logging.getLogger(__name__)
 ACTIVE: Final = 180.0
 #: Seconds between two log lines of a kind.
 BETWEEN_LINES: Final = 60.0
-
-_NOUNS: Final = {"feedback": "feedback records", "contexts": "sampled contexts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,8 @@ class ActiveTrouble:
     def detail(self) -> str:
         """How often it happens, and the example, in whole sentences; empty if there is neither."""
         of, example = self.kind.of, self.example.rstrip(".")
-        share = (
-            f"{self.times:,} of {self.out_of:,} {_NOUNS.get(of, of)} in the last minutes." if self.kind.share else ""
-        )
+        noun = "feedback records" if of == "feedback" else of
+        share = f"{self.times:,} of {self.out_of:,} {noun} in the last minutes." if self.kind.share else ""
         shown = example[:1].upper() + example[1:] if self.lasting else f"For example: {example}"
         return " ".join(part for part in (share, f"{shown}." if example else "") if part)
 
@@ -49,26 +47,8 @@ class ActiveTrouble:
         return " ".join(part for part in (self.kind.meaning, self.detail, self.kind.remedy) if part)
 
 
-class _Recent:
-    """A count of the last minutes, by the second."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-
-    def add(self, now: float, times: int) -> None:
-        second = int(now)
-        if second not in self._counts:
-            self.sum(now)  # drops the old seconds
-        self._counts[second] = self._counts.get(second, 0) + times
-
-    def sum(self, now: float) -> int:
-        self._counts = {second: times for second, times in self._counts.items() if now - second <= ACTIVE}
-        return sum(self._counts.values())
-
-
 @dataclass(slots=True)
 class _Kind:
-    recent: _Recent = field(default_factory=_Recent)
     example: str = ""
     lasting: bool = False
     logged: float = float("-inf")
@@ -94,7 +74,8 @@ class TroubleLog:
         self._clock = clock
         self._lock = Lock()
         self._kinds = {name: _Kind() for name in TROUBLES}
-        self._bases: dict[str, _Recent] = {kind.of: _Recent() for kind in TROUBLES.values()}
+        #: Of the last minutes, by the second: reports by kind, and what the shares of kinds refer to.
+        self._recent: dict[int, Counter[str]] = {}
 
     def add(self, name: str, example: str, times: int = 1) -> None:
         """Report a trouble that happened."""
@@ -111,7 +92,7 @@ class TroubleLog:
         now, kind = self._clock(), self._kinds[name]
         with self._lock:
             if not lasting:
-                kind.recent.add(now, times)
+                self._count(now, {name: times})
             elif kind.lasting:
                 times = 0  # counted when it began
             kind.lasting |= lasting
@@ -122,19 +103,24 @@ class TroubleLog:
         if line:
             log.warning("%s", line)
 
-    def count(self, **times: int) -> None:
-        """Count what the shares of kinds refer to."""
-        now = self._clock()
-        with self._lock:
-            for of in times:
-                self._bases[of].add(now, times[of])
+    def _count(self, now: float, times: Mapping[str, int]) -> None:
+        second = int(now)
+        if second not in self._recent:
+            recent = {then: counts for then, counts in self._recent.items() if now - then <= ACTIVE}
+            self._recent = {**recent, second: Counter()}
+        self._recent[second].update(times)
+
+    def _times(self, now: float, name: str) -> int:
+        return sum(counts[name] for second, counts in self._recent.items() if now - second <= ACTIVE)
 
     def observe(self, tally: Tally) -> None:
         """Count a batch and report its troubles."""
         ended = tally.ended.total() - tally.ended["empty"]
         records = tally.arrivals + tally.feedback
         if records or ended:
-            self.count(records=records, arrivals=tally.arrivals, feedback=tally.feedback, sessions=ended)
+            counts = {"records": records, "arrivals": tally.arrivals, "feedback": tally.feedback, "sessions": ended}
+            with self._lock:
+                self._count(self._clock(), counts)
         for name, times, example in tally.troubles:
             self.add(name, example, times)
 
@@ -154,7 +140,7 @@ class TroubleLog:
         return f"trouble {name}{f' ({times} times)' if times > 1 else ''}: {active.sentence}"
 
     def _active(self, name: str, kind: _Kind, now: float) -> ActiveTrouble | None:
-        spec, recent, out_of = TROUBLES[name], kind.recent.sum(now), self._bases[TROUBLES[name].of].sum(now)
+        spec, recent, out_of = TROUBLES[name], self._times(now, name), self._times(now, TROUBLES[name].of)
         if not kind.lasting and (recent < spec.least or recent <= spec.share * out_of):
             return None
         return ActiveTrouble(name, spec, recent or 1, max(out_of, recent), kind.example, kind.lasting)

@@ -33,7 +33,7 @@ class TroubleKind(NamedTuple):
     level: Literal["bad", "warn"] = "warn"
     least: int = 1
     share: float = 0.0
-    of: Literal["records", "arrivals", "feedback", "sessions", "contexts"] = "records"
+    of: Literal["records", "arrivals", "feedback", "sessions"] = "records"
 
 
 TROUBLES: Final[Mapping[str, TroubleKind]] = {
@@ -99,13 +99,6 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         "The control group has another size than --control-share says, so the lift cannot be believed.",
         "Look for what one group loses: decisions that a client drops, arrivals that are sent again under other ids. "
         "With few users, by user_id, it may be chance.",
-    ),
-    "norms": TroubleKind(
-        "Contexts have very large or very small features. The model then learns slowly, or explores wrongly.",
-        "Rescale the features in the client, so that most of them are between -1 and 1.",
-        least=10,
-        share=0.1,
-        of="contexts",
     ),
     "unlisted-values": TroubleKind(
         "Contexts have values that their category does not list, more than 5 % of all. To the model they are missing.",

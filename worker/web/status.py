@@ -32,7 +32,6 @@ from worker.web.figures import (
 FRESH: Final = 0.5  # seconds for which an answer is reused
 RECENT_WINDOWS: Final = 10
 MOST_ADS: Final = 10  # ads with the highest revenue, and others, whose figures are shown
-MOST_USERS: Final = 64  # recent contexts that the figures of the arms are averaged over
 MOST_LAG: Final = 10_000  # records of one topic that may be unread
 
 FILES: Final = {
@@ -126,7 +125,7 @@ class StatusDocument:
         }
 
     def _figures(self, snapshot: Snapshot, time: int) -> dict[str, Any]:
-        parameters, users = snapshot.parameters, snapshot.contexts[-MOST_USERS:]
+        parameters, users = snapshot.parameters, snapshot.contexts
         return {
             "lately": lately(snapshot),
             "recent": recent(snapshot.windows[-RECENT_WINDOWS:]),
