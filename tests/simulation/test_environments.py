@@ -180,7 +180,6 @@ def test_newcomers_are_better_or_cost_the_same():
     assert ((chances[:10] >= 0.001) & (chances[:10] <= 0.004)).all()
     assert chances[10:] == pytest.approx(4 * chances[:10].max())
     assert set(made.rewards) == {1.0}
-    assert world("newcomers", 3, new_arms=2, prices="unequal").rewards.tolist() == world("tastes", 3).rewards.tolist()
 
 
 # ── digits ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.client.fake import FakeTransport
@@ -23,7 +21,7 @@ from worker.simulation.traffic.client import run_traffic
 from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
 from worker.simulation.traffic.report import LINE_EVERY, TrafficLines, TrafficMetrics, summary, summary_rows
 from worker.simulation.users import Sent
-from worker.simulation.worth import Valuer, Worth, WorthHistory
+from worker.simulation.worth import Valuer, Worth
 from worker.stream.encoding import encode_decision
 
 START = 1_800_000_000_000 * NANOSECONDS
@@ -173,8 +171,8 @@ def test_an_empty_slate_and_unknown_arms_are_worth_nothing(slate: tuple[str, ...
     traffic.receive(decisions(traffic, slate), THERE)
     assert traffic.finished is not bool(slate)  # an empty slate ends the session at once
     traffic.settle(START)
-    assert traffic.history.whole.served == 0 < traffic.history.whole.oracle
-    assert traffic.history.whole.sessions == 30
+    assert traffic.worth.served == 0 < traffic.worth.oracle
+    assert traffic.worth.sessions == 30
 
 
 # ── no decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -214,7 +212,7 @@ def test_the_best_slates_leave_no_regret_and_any_other_leaves_some(best: bool) -
     values = [encoded(e["session_id"], [NAMES[k] for k in slate]) for e, slate in zip(events, slates, strict=True)]
     traffic.receive(values, THERE)
     traffic.settle(THERE)
-    worth = traffic.history.whole
+    worth = traffic.worth
     assert worth.sessions == 300
     assert (worth.regret == pytest.approx(0.0, abs=1e-9)) is best
     assert (worth.regret > 0.02 * worth.oracle) is not best
@@ -235,6 +233,7 @@ def test_the_summary_adds_up() -> None:
     assert numbers["finished"] is True
     assert numbers["pseudo_regret"]["total"] == pytest.approx(numbers["oracle_reward"] - numbers["served_reward"])
     assert numbers["parameters_version"] == 7
+    assert sum(second.sessions for second in traffic.seconds) == traffic.worth.sessions == 200
     assert numbers["records"]["total"] == numbers["records"]["arrivals"] + numbers["records"]["clicks"]
     assert summary_rows(numbers)[0] == ("sessions", "200", "0 without a decision")
     assert summary_rows({**numbers, "forsaken": 3})[1][:2] == ("  forsaken", "3")
@@ -252,34 +251,21 @@ def test_metrics_have_what_only_the_truth_tells() -> None:
     play(traffic, FakeWorker())
     text = generate_latest(TrafficMetrics(traffic).registry).decode()
     series = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[:1] != "#"}
-    assert series["adcascade_pseudo_regret_total"] == pytest.approx(traffic.history.whole.regret)
-    assert series["adcascade_oracle_reward_total"] == pytest.approx(traffic.history.whole.oracle)
+    assert series["adcascade_pseudo_regret_total"] == pytest.approx(traffic.worth.regret)
+    assert series["adcascade_oracle_reward_total"] == pytest.approx(traffic.worth.oracle)
     assert len(series) == 2
 
 
 def test_a_line_is_printed_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     traffic = crowd(20)
     traffic.due(THERE)
-    traffic.history.add(0, Worth(sessions=3, oracle=2.0, served=1.0))
+    traffic.seconds.append(Worth(sessions=3, oracle=2.0, served=1.0))
     lines = TrafficLines(traffic)
     for seconds in (0.0, LINE_EVERY - 1, LINE_EVERY, LINE_EVERY + 1):
         lines.show(seconds)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("  10 s  20 sessions, 20 records (2/s), 20 wait, ")
     assert line.endswith("decisions in – (p99 –), lately 50.0% of the oracle's revenue")
-
-
-# ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@given(st.lists(st.integers(0, 10**6), max_size=60), st.integers(2, 9))
-def test_a_history_keeps_every_session_in_bounded_memory(times: list[int], most: int) -> None:
-    history = WorthHistory(row=100, most=most)
-    for time in sorted(times):
-        history.add(time, Worth(sessions=1, oracle=2.0, served=1.0))
-    assert len(history.rows) <= most
-    assert sum(row.sessions for row in history.rows) == history.whole.sessions == len(times)
-    assert history.whole.regret == len(times)
 
 
 # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,10 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from worker.stream.events import Episode
-from worker.stream.parameters import Parameters
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics
-from worker.stream.versions import version_key
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -58,14 +55,6 @@ class Outputs:
                 self.emit(self.topics.decisions, key, value, partition)
             for letter in emits.dead_letters:
                 self.emit(self.topics.dead_letters, letter.key, letter.value, headers=letter.headers)
-
-    def add_episode(self, episode: Episode, value: bytes) -> None:
-        """Add a closed window and its record."""
-        self.emit(self.topics.episodes, b"%d" % episode.version, value)
-
-    def add_version(self, parameters: Parameters, value: bytes) -> None:
-        """Add a version and its record."""
-        self.emit(self.topics.parameters, version_key(parameters.version), value)
 
     def emit(
         self,

@@ -24,7 +24,7 @@ from worker.stream.settings import Arm, LearningSettings
 from worker.stream.table import SessionRoom
 from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.version_records import encode_parameters
-from worker.stream.versions import Versions
+from worker.stream.versions import Versions, version_key
 
 
 class Observer(Protocol):
@@ -164,7 +164,7 @@ class Embedded:
             for observer in self._observers:
                 observer.late(outcome.late)
         for episode in outcome.episodes:
-            self._outputs.add_episode(episode, encode_episode(episode))
+            self._outputs.emit(self.topics.episodes, b"%d" % episode.version, encode_episode(episode))
             for observer in self._observers:
                 observer.episode(episode)
         self._publish(outcome.versions)
@@ -174,6 +174,6 @@ class Embedded:
         for parameters in versions:
             value = encode_parameters(parameters)
             self.versions.learn(decode_parameters(value))
-            self._outputs.add_version(parameters, value)
+            self._outputs.emit(self.topics.parameters, version_key(parameters.version), value)
             for observer in self._observers:
                 observer.version(parameters)

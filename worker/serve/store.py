@@ -126,9 +126,9 @@ class ServeStore(Outputs):
         for episode, value in lesson.episodes:
             if episode.window_end > self.closed:
                 self.closed = episode.window_end
-                self.add_episode(episode, value)
+                self.emit(TOPICS.episodes, b"%d" % episode.version, value)
         for parameters, _, value in lesson.versions:
-            self.add_version(parameters, value)
+            self.emit(TOPICS.parameters, version_key(parameters.version), value)
             self.state.put_parameters(parameters, value, kept=KEPT)
             known = [*known, parameters]
             self.state.keep_history(known)

@@ -66,42 +66,6 @@ def tenths(rows: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     return rows[:count], rows[-count:]
 
 
-class WorthHistory:
-    """Worth by time, in rows of `row` milliseconds, which doubles when there are more than `most` rows.
-
-    >>> history = WorthHistory(row=1000, most=2)
-    >>> for time in (0, 1500, 4000):
-    ...     history.add(time, Worth(sessions=1, oracle=1.0, served=0.5))
-    >>> history.row, [worth.sessions for worth in history.rows]
-    (4000, [2, 1])
-    """
-
-    def __init__(self, *, row: int = 1_000, most: int = 2_000) -> None:
-        self.row = row
-        self.rows: list[Worth] = []
-        self.whole = Worth()
-        self._most = most
-
-    def add(self, time: int, worth: Worth) -> None:
-        """Add sessions at a time in milliseconds since the start."""
-        self.whole += worth
-        while time // self.row >= self._most:
-            self.rows = [together(self.rows[i : i + 2]) for i in range(0, len(self.rows), 2)]
-            self.row *= 2
-        while time // self.row >= len(self.rows):
-            self.rows.append(Worth())
-        self.rows[time // self.row] += worth
-
-    def tenths(self) -> tuple[Worth, Worth]:
-        """Return the first and the last tenth of the rows with sessions, at least a row each."""
-        first, last = tenths([row for row in self.rows if row.sessions])
-        return together(first), together(last)
-
-    def lately(self, rows: int = 10) -> Worth:
-        """Return the sum of the last rows."""
-        return together(self.rows[-rows:])
-
-
 class Valuer:
     """Values slates by the truth of a world; `rewards` (K + 1,) has the revenue of each arm, 0 for an unknown one.
 

@@ -55,7 +55,6 @@ def summary(demo: Demo, other: FinishedRun | None = None) -> dict[str, Any]:
         "parameters_version": demo.parameters.version,
         "sha256": demo.parameters.sha256,
         "observations": demo.parameters.observations,
-        "log_odds_error": log_odds_error(demo),
         "records": {name: getattr(tally, name) for name in ("arrivals", "repeated", "feedback", "redundant")},
         "dead_letters": demo.dead_letters,
         "imbalances": {name: value for name, value in off.items() if value},
@@ -102,12 +101,6 @@ def heads(parameters: Parameters) -> tuple[Floats, Floats]:
         coefficients[arm] = head @ units
         deviations[arm] = np.sqrt(np.einsum("ij,ik,kj->j", units, covariance, units))
     return coefficients, deviations
-
-
-def log_odds_error(demo: Demo) -> float:
-    """Return the root mean square error of the estimated log-odds over arms, at context x = 0."""
-    truth = demo.world.biases
-    return float(np.sqrt(((heads(demo.parameters)[0][: len(truth), 0] - truth) ** 2).mean()))
 
 
 def summary_rows(numbers: Mapping[str, Any], seconds: float) -> list[TableRow]:

@@ -9,7 +9,6 @@ Times are nanoseconds since the epoch, for latencies; events have milliseconds.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -23,9 +22,9 @@ from worker.metrics.history import Histogram
 from worker.simulation.environments import make_environment
 from worker.simulation.users import Habits, Sent, Users
 from worker.simulation.world import Chance, Environment
-from worker.simulation.worth import Valuer, WorthHistory
+from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_decision
-from worker.stream.events import MODES, Decision
+from worker.stream.events import Decision
 from worker.stream.settings import LearningSettings
 
 NANOSECONDS: Final = 1_000_000  # in a millisecond
@@ -105,7 +104,6 @@ class Counts:
     clicks: int = 0
     earned: float = 0.0
     version: int = -1  # the newest in a decision
-    modes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MODES, 0)))
 
     @property
     def events(self) -> int:
@@ -135,7 +133,8 @@ class Traffic:
         self.counts = Counts()
         self.latencies = Histogram(LATENCY_BOUNDS)  # of first decisions
         self.longest = 0.0
-        self.history = WorthHistory()
+        self.worth = Worth()  # of all slates
+        self.seconds: list[Worth] = []  # by second since the start
         world = settings.world()
         self._users = Users(
             world,
@@ -275,7 +274,6 @@ class Traffic:
             return
         cohort = users.cohort(period)
         counts.decisions += 1
-        counts.modes[decision.mode] += 1
         counts.version = max(counts.version, decision.parameters_version)
         del self._waiting[decision.session_id]
         if waiting.position == 1:
@@ -301,7 +299,10 @@ class Traffic:
             contexts, slates = zip(*self._fresh, strict=True)
             self._fresh = []
             worth = self._valuer.worth(np.array(contexts), np.array(slates, dtype=np.intp))
-            self.history.add(self._settled - self.start, worth)
+            second = (self._settled - self.start) // 1000
+            self.worth += worth
+            self.seconds += [Worth()] * (second + 1 - len(self.seconds))
+            self.seconds[second] += worth
 
     def latency(self, share: float) -> float | None:
         """Return a quantile of the seconds from an arrival to its first decision; None without decisions."""

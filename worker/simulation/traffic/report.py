@@ -14,8 +14,10 @@ from worker.console import note
 from worker.metrics import CATALOGUE
 from worker.simulation.reporting import TableRow, worth_numbers, worth_rows
 from worker.simulation.traffic.generator import Traffic
+from worker.simulation.worth import tenths, together
 
 LINE_EVERY: Final = 10.0  # seconds between two lines
+RECENT: Final = 10  # seconds that "lately" stands for
 _HELP: Final = {spec.name: spec.help for spec in CATALOGUE}
 
 
@@ -31,6 +33,7 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
     latency : from sending an arrival to receiving its first decision, in seconds
     """
     counts, decided = traffic.counts, traffic.counts.decided
+    first, last = tenths([worth for worth in traffic.seconds if worth.sessions])
     return {
         "sessions": counts.sessions,
         "decided": counts.decided,
@@ -39,7 +42,7 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
         "decisions": counts.decisions,
         "clicks": counts.clicks,
         "reward": counts.earned,
-        **worth_numbers(*traffic.history.tenths(), traffic.history.whole),
+        **worth_numbers(together(first), together(last), traffic.worth),
         "latency": {
             "p50": traffic.latency(0.5),
             "p99": traffic.latency(0.99),
@@ -48,7 +51,6 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
         },
         "records": {**counts.records, "total": counts.events, "per_second": counts.events / traffic.active_seconds},
         "other_decisions": counts.others,
-        "modes": {mode: count for mode, count in counts.modes.items() if count},
         "parameters_version": counts.version if counts.version >= 0 else None,
         "finished": traffic.finished,
         "seconds": round(seconds, 3),
@@ -96,7 +98,7 @@ class TrafficLines:
         note(
             f"{seconds:4.0f} s  {counts.sessions:,} sessions, {counts.events:,} records ({rate:,.0f}/s), "
             f"{traffic.waiting:,} wait, decisions in {p50} (p99 {p99}), "
-            f"lately {traffic.history.lately().share:.1%} of the oracle's revenue"
+            f"lately {together(traffic.seconds[-RECENT:]).share:.1%} of the oracle's revenue"
         )
 
 
@@ -113,7 +115,7 @@ class TrafficMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Make the series."""
-        worth = self._traffic.history.whole
+        worth = self._traffic.worth
         for name, value in (
             ("adcascade_pseudo_regret_total", max(0.0, worth.regret)),
             ("adcascade_oracle_reward_total", worth.oracle),
