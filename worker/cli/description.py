@@ -18,7 +18,7 @@ from worker.stream.features import listed
 from worker.stream.misfit import advice, missed_by
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS
-from worker.stream.tastes import AdProfile, Taste, context_columns, strengths
+from worker.stream.tastes import AdProfile, context_columns, strengths
 
 TOP = 15  # rows of a table; --json has all
 #: What is shown of a version as it is.
@@ -162,7 +162,7 @@ def profile_document(profile: AdProfile) -> dict[str, Any]:
 
 
 def profile_report(parameters: Parameters, profile: AdProfile) -> str:
-    """Return for whom an ad works, in words and as a table of its strongest tastes."""
+    """Return for whom an ad works: its base rate, and a table of its strongest tastes."""
     low, high = sigmoid(np.array([profile.low, profile.high]))
     described = "".join(f", {name} {value}" for name, value in profile.features.items())
     lines = [
@@ -175,20 +175,8 @@ def profile_report(parameters: Parameters, profile: AdProfile) -> str:
     if parameters.settings.model != PersonalModel.name:
         lines.append(f"  the model {parameters.settings.model} has no tastes: a context moves all ads together")
         return "\n".join(lines)
-    clear = [taste for taste in profile.tastes if taste.is_clear]
-    for words, sign in (("works for", 1), ("not for", -1)):
-        if users := [_users(taste) for taste in clear if sign * taste.difference > 0]:
-            lines.append(f"  {words}: {', '.join(users[:5])}")
-    if not clear:
-        lines.append("  no taste is clear yet: all intervals contain the average ad")
     rows = [
         {**asdict(taste), "difference": taste.difference, "clear": "yes" if taste.is_clear else ""}
         for taste in profile.tastes
     ]
     return "\n".join([*lines, "", listing(TASTES, rows, TOP)])
-
-
-def _users(taste: Taste) -> str:
-    """Return the users whose clicks a taste raises against the average ad, or lowers."""
-    are_marks = all("=" in part or "#" in part for part in taste.feature.split(" × "))
-    return taste.feature if are_marks else f"high {taste.feature}"
