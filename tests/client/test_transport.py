@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.mock_cluster import PARTITIONS, MockCluster
+from tests.murmur2 import murmur2_partition
 from tests.programs import until
 from worker.client.kafka import KafkaTransport
 from worker.client.transport import Keyed, UndeliveredError
 from worker.errors import FailedError, InputError
 from worker.kafka.connection import Connection
-from worker.stream.topology import Record, Topics, murmur2_partition
+from worker.stream.topology import Record, Topics
 
 TOPICS = Topics("ads")
 

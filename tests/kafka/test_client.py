@@ -14,9 +14,9 @@ import pytest
 
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet
+from tests.murmur2 import murmur2_partition
 from tests.programs import eventually
 from worker.client import AdDecision, Client
-from worker.stream.topology import murmur2_partition
 
 pytestmark = pytest.mark.slow
 

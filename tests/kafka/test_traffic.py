@@ -16,10 +16,10 @@ import orjson
 import pytest
 
 from tests.kafka.fleet import ROOT, Fleet, Running
+from tests.murmur2 import murmur2_partition
 from tests.programs import eventually
 from worker.cli.main import main
 from worker.simulation.users import KINDS
-from worker.stream.topology import murmur2_partition
 
 pytestmark = pytest.mark.slow
 

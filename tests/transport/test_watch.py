@@ -10,10 +10,9 @@ import pytest
 
 from tests.embedded.traffic import START
 from tests.transport.fake import new_partitions
-from worker.kafka.monitor import PATIENCE, VersionWatch, WorkerMonitor
+from worker.kafka.monitor import PATIENCE, WorkerMonitor
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.clock import ComparedClock
 from worker.runtime.learner_process import LearnerStatus, count_report
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -75,19 +74,23 @@ ZERO = Parameters.first(SETTINGS, (Arm(arm="a", reward=1.0),))
 
 
 class Watched:
-    """A watch with a clock and traffic that a test sets."""
+    """A monitor with a clock and a newest version that a test sets."""
 
     def __init__(self) -> None:
-        self.now, self.error = 1_000_000, 0
-        self.troubles = TroubleLog()
-        clock = ComparedClock(lambda: self.now + self.error, steady=lambda: self.now)
-        self.watch = VersionWatch(self.troubles, clock=clock.earlier)
-        self.watch.received(ZERO)
+        self.now, self.error, self.metrics = 1_000_000, 0, Metrics()
+        partitions = new_partitions(
+            Topics(), self.metrics, clock=lambda: self.now + self.error, steady=lambda: self.now
+        )
+        partitions.parameters = self.published = SimpleNamespace(newest=ZERO)  # type: ignore[assignment]
+        learner: Any = SimpleNamespace(running=True, watermark=0, slowest=3, check=lambda: None)
+        self.monitor = WorkerMonitor(partitions, learner, self.metrics, clock=lambda: 0.0)
         self.now += 1_000_000
 
     def receive(self, version: int, *, late: int) -> str:
-        self.watch.received(replace(ZERO, version=version, effective_at=self.now - late))
-        return "".join(active(self.troubles).values())
+        self.published.newest = replace(ZERO, version=version, effective_at=self.now - late)
+        for _ in range(2):
+            self.monitor.look(SimpleNamespace(serves=False))  # type: ignore[arg-type]
+        return active(self.metrics.troubles).get("late-versions", "")
 
 
 def test_two_late_versions_in_a_row_are_trouble_until_one_is_in_time() -> None:

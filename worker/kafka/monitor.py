@@ -17,9 +17,7 @@ from worker.kafka.app import WorkerApp
 from worker.kafka.connection import reason_of
 from worker.kafka.partitions import Partitions
 from worker.metrics import Metrics
-from worker.metrics.troubles import TroubleLog
 from worker.runtime.learner_process import LearnerProcess
-from worker.stream.parameters import Parameters
 from worker.stream.topology import ONLY_PARTITION
 
 log = logging.getLogger(__name__)
@@ -28,7 +26,7 @@ log = logging.getLogger(__name__)
 INTERVAL: Final = 2.0
 #: Seconds without progress that are normal, as in a rebalance. The alert waits a minute more.
 PATIENCE: Final = 20.0
-#: Milliseconds after `effective_at` at which a version is late.
+#: Milliseconds after `effective_at` at which a version is late, when it is seen.
 MARGIN: Final = 1_000
 #: Versions late in a row that are trouble. One alone is the mark of a rebalance or a restart.
 IN_A_ROW: Final = 2
@@ -50,7 +48,8 @@ class WorkerMonitor:
         self._clock = clock
         self._watermark: int | None = None
         self._since = 0.0  # when the watermark was first the present one
-        partitions.parameters.watch(VersionWatch(metrics.troubles, clock=partitions.clock.earlier).received)
+        self._began = partitions.clock.earlier()
+        self._newest, self._late = -1, 0  # the newest version, and how many in a row were late
 
     async def run(self, app: WorkerApp) -> None:
         """Measure until cancelled."""
@@ -73,6 +72,7 @@ class WorkerMonitor:
             # Of its own partitions; the learner has the whole.
             self._metrics.watermark(min(progress.values()))
         self._look_at_watermark(serves=app.serves)
+        self._look_at_versions()
 
     def _look_at_watermark(self, *, serves: bool) -> None:
         """Report a watermark that stands still, in the worker that learns: only there it covers all partitions.
@@ -90,6 +90,22 @@ class WorkerMonitor:
         example = f"{where} {at}, for {lasted:.0f} s" if lasted > PATIENCE else ""
         self._metrics.troubles.set("watermark-stalled", example)
 
+    def _look_at_versions(self) -> None:
+        """Report versions that come after the time from which they should serve; normally they are seconds early."""
+        newest, troubles = self._partitions.parameters.newest, self._metrics.troubles
+        if newest is None or newest.version == self._newest:
+            return
+        self._newest = newest.version
+        late = self._partitions.clock.earlier() - newest.effective_at
+        # A worker that starts reads old versions. When they came is unknown.
+        if newest.effective_at < self._began or late <= MARGIN:
+            self._late = 0
+            troubles.clear("late-versions")
+            return
+        self._late += 1
+        if self._late >= IN_A_ROW or late > newest.settings.window:
+            troubles.set("late-versions", f"version {newest.version} came {late / 1000:.1f} s after its effective_at")
+
     async def measure_lag(self, app: WorkerApp) -> None:
         """Count the records between the acknowledged positions and the ends of the topics."""
         topics = app.settings.topics
@@ -104,30 +120,3 @@ class WorkerMonitor:
             lag[tp.topic.removeprefix(f"{topics.prefix}.")] += max(0, ends[tp] - position)
         for topic, records in lag.items():
             self._metrics.consumer_lag(topic, records)
-
-
-class VersionWatch:
-    """Compares the arrival of versions with the time from which they serve, and reports `late-versions`.
-
-    `clock` gives milliseconds since the epoch, not those of a clock that is ahead of the broker's.
-    """
-
-    def __init__(self, troubles: TroubleLog, *, clock: Callable[[], int]) -> None:
-        self._troubles = troubles
-        self._clock = clock
-        self._began = clock()
-        self._late = 0  # versions in a row
-
-    def received(self, parameters: Parameters) -> None:
-        """Note a new version, now that it can serve."""
-        late = self._clock() - parameters.effective_at
-        # A worker that starts reads old versions. When they came is unknown.
-        if parameters.effective_at < self._began or late <= MARGIN:
-            self._late = 0
-            self._troubles.clear("late-versions")
-            return
-        self._late += 1
-        if self._late >= IN_A_ROW or late > parameters.settings.window:
-            self._troubles.set(
-                "late-versions", f"version {parameters.version} came {late / 1000:.1f} s after its effective_at"
-            )

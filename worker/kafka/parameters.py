@@ -111,7 +111,6 @@ class PublishedParameters:
         self._metrics = metrics
         self._configured = configured
         self._published: dict[int, Parameters] = {}
-        self._on_newest: Callable[[Parameters], None] = lambda _: None
         self.versions = Versions(history[0] if history else configured)
         for parameters in history:
             self._take(parameters)
@@ -126,11 +125,10 @@ class PublishedParameters:
         """The last published versions, oldest first."""
         return tuple(parameters for _, parameters in sorted(self._published.items()))
 
-    def watch(self, on_newest: Callable[[Parameters], None]) -> None:
-        """Call a function with the newest version, now and whenever there is a newer one."""
-        self._on_newest = on_newest
-        for newest in self.history[-1:]:
-            on_newest(newest)
+    @property
+    def newest(self) -> Parameters | None:
+        """The newest published version."""
+        return self._published.get(self.version)
 
     def content(self, version: int) -> Parameters | None:
         """Return a published version; None if it is not among the last."""
@@ -173,7 +171,6 @@ class PublishedParameters:
         self._published = keep(self._published, parameters)
         self.versions.learn(parameters, planner, published_at=published_at)
         if is_new and number == self.version:  # not for what the topic still has of the past, after a start
-            self._on_newest(parameters)
             log.info("parameters version %d (%s…) received", number, parameters.sha256[:12])
         if number == self.version:
             self._metrics.version(parameters)
@@ -190,7 +187,7 @@ class PublishedParameters:
         try:
             if (known := self._published.get(parameters.version)) is not None:
                 check_same(parameters, known)
-            return should_publish(parameters, self._published.get(self.version))
+            return should_publish(parameters, self.newest)
         except RoundedError:
             raise
         except FailedError:

@@ -34,7 +34,7 @@ from worker.serve.recording import complete
 from worker.serve.state import StateFolder
 from worker.serve.store import MOVED, check_not_moved
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.topology import ONLY_PARTITION, Topics, murmur2_partition
+from worker.stream.topology import Topics
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import version_key
 
@@ -70,17 +70,12 @@ def _write(state: StateFolder, newest: Parameters, connection: Connection, topic
     written = (topics.journal, topics.parameters, topics.parameters_history, topics.changelog)
     counts = partition_counts(connection, *written, topics.arrivals)
     _check_empty(connection, {topic: counts[topic] for topic in written})
-    with closing(durable_producer(connection)) as producer:
-        sessions = _send(
-            producer,
-            topics.changelog,
-            ((key, value, murmur2_partition(key, counts[topics.changelog])) for key, value in state.sessions()),
-        )
+    with closing(durable_producer(connection, partitioner="murmur2")) as producer:
+        sessions = _send(producer, topics.changelog, state.sessions())
         history = state.slots()
-        held = ((slot.encode(), state.in_slot(slot) or b"", ONLY_PARTITION) for slot in history)
-        _send(producer, topics.parameters_history, held)
+        _send(producer, topics.parameters_history, ((slot.encode(), state.in_slot(slot) or b"") for slot in history))
         start = newest.resume_offset
-        journal = _send(producer, topics.journal, ((None, value, ONLY_PARTITION) for _, value in state.journal(start)))
+        journal = _send(producer, topics.journal, ((None, value) for _, value in state.journal(start)))
         # Last: a worker serves when there is a version.
         moved = replace(newest, resume_offset=0, journal_offset=newest.journal_offset - start)
         write(producer, topics.parameters, encode_parameters(moved), version_key(moved.version))
@@ -102,7 +97,7 @@ def _check_empty(connection: Connection, counts: dict[str, int]) -> None:
             )
 
 
-def _send(producer: Producer, topic: str, records: Iterable[tuple[bytes | None, bytes, int]]) -> int:
+def _send(producer: Producer, topic: str, records: Iterable[tuple[bytes | None, bytes]]) -> int:
     """Write records in their order, and wait until all replicas have them; return how many there are."""
     count, errors = 0, list[KafkaError]()
 
@@ -110,13 +105,13 @@ def _send(producer: Producer, topic: str, records: Iterable[tuple[bytes | None, 
         if error is not None:
             errors.append(error)
 
-    for key, value, partition in records:
+    for key, value in records:
         count += 1
         try:
-            producer.produce(topic, value, key, partition, on_delivery=on_delivery)
+            producer.produce(topic, value, key, on_delivery=on_delivery)
         except BufferError:  # its queue is full
             producer.flush()
-            producer.produce(topic, value, key, partition, on_delivery=on_delivery)
+            producer.produce(topic, value, key, on_delivery=on_delivery)
     producer.flush()
     if errors:
         raise KafkaException(errors[0])
