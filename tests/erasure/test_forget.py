@@ -152,6 +152,8 @@ def test_in_a_log_records_are_found_by_key_session_and_user(tmp_path: Path, caps
             writer(Record(topic, 0, number, 1000 + number, key, value))
     (place,) = forget(capsys, log, "--user", "u")["places"]
     assert (place["records"], place["first"], place["last"], place["until"]) == (5, 1000, 1004, None)
+    assert main(["forget", str(log), *("--session", "s", "--session", "t", "--session", "nope")]) == 0
+    assert capsys.readouterr().err == "there are no records of session 'nope'\n"
     assert forget(capsys, log, "--session", "s", "--session", "t")["places"][0]["records"] == 5
     log.write_bytes(log.read_bytes()[:-9])  # broken off
     (place,) = forget(capsys, log, "--session", "t")["places"]

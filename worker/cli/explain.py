@@ -11,15 +11,13 @@ import msgspec
 
 from worker.cli.explanation_html import explanation, picture
 from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
-from worker.cli.options.learning import setting
 from worker.cli.options.names import did_you_mean
-from worker.cli.options.parser import JSON, CommandSpec, Option, integer
+from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.source import source
 from worker.cli.options.target import TARGET, control, pick, read_version
 from worker.console import check_writable, read_input, write_file, write_result
 from worker.errors import InputError, ParametersError
 from worker.replay.one_session import ServedSession, find_session
-from worker.stream.catalogue import under
 from worker.stream.contexts import MISSING
 from worker.stream.events import TOPICS, Arrival
 from worker.stream.explanation import Explanation, explain
@@ -30,14 +28,6 @@ from worker.stream.why_not import why_not
 
 LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
 MOST = 20  # arms in the table of a position of a session
-
-#: Settings that replace those of the record, with changes of their options.
-OVERRIDES: dict[str, dict[str, Any]] = {
-    "policy": {},
-    "bonus": {},
-    "beta": {},
-    "horizon": {"parse": integer(least=1, most=LONGEST)},
-}
 
 OPTIONS = (
     Option("log", "log with the session, with --session alone (-: standard input)", positional=True, optional=True),
@@ -50,10 +40,6 @@ OPTIONS = (
     ),
     Option("session", "id of a session that was served; with --context, the id by which chance decides", metavar="ID"),
     Option("why-not", "arm of which to say what it would have needed to be shown", metavar="ARM"),
-    *(
-        setting(name, default=None, help=f"{setting(name).help} (default: that of the record)", **changes)
-        for name, changes in OVERRIDES.items()
-    ),
     Option("exclude", "arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
     *TARGET,
     Option("html", "file for the explanation as a page with pictures", metavar="FILE"),
@@ -154,7 +140,10 @@ def _given_context(options: argparse.Namespace) -> Case:
     else:
         given = pick(control(options), options.version)
         where = f"version {given.version}"
-    parameters = _overridden(_checked(given, where), options)
+    parameters = _checked(given, where)
+    if parameters.settings.beta == "theory" and parameters.radius <= 0:  # a file written by hand
+        radius = confidence_radius(parameters.settings, parameters.arms, displays=parameters.observations)
+        parameters = replace(parameters, radius=radius)
     context, names = _read_context(options.context, parameters)
     _check_arms(parameters, "--exclude", options.exclude)
     _check_arms(parameters, "--why-not", filter(None, [options.why_not]))
@@ -187,7 +176,7 @@ def _check_source(options: argparse.Namespace) -> None:
         raise InputError(
             "--context is missing; or --session ID, with LOG, --state DIR or --broker: why it was served so"
         )
-    changed = [name for name in (*OVERRIDES, "version", "exclude") if getattr(options, name)]
+    changed = [name for name in ("version", "exclude") if getattr(options, name)]
     if changed:
         raise InputError(f"--{changed[0]} is for --context: a session is explained as it was served")
 
@@ -198,16 +187,6 @@ def _checked(parameters: Parameters, where: str) -> Parameters:
     if parameters.settings.horizon > LONGEST:
         raise ParametersError(f"{where}: horizon must be at most {LONGEST}, not {parameters.settings.horizon}")
     return parameters
-
-
-def _overridden(parameters: Parameters, options: argparse.Namespace) -> Parameters:
-    changes = {name: getattr(options, name) for name in OVERRIDES if getattr(options, name) is not None}
-    changed = under(replace(parameters.settings, **changes), parameters)
-    # The radius of the record belongs to its own β, and a file written by hand may have none.
-    if changed.settings.beta == "theory" and (parameters.settings.beta != "theory" or parameters.radius <= 0):
-        radius = confidence_radius(changed.settings, changed.arms, displays=changed.observations)
-        return replace(changed, radius=radius)
-    return changed
 
 
 def _read_context(text: str, parameters: Parameters) -> tuple[tuple[float, ...], tuple[str, ...]]:
@@ -259,7 +238,6 @@ COMMAND = CommandSpec(
         "adcascade explain log.gz --session user-17 --html why.html                  # why this user saw that ad",
         "adcascade explain --state /var/lib/adcascade --session user-17 --why-not shoes",
         "adcascade explain --parameters parameters.json --context @context.json --exclude shoes --json -",
-        "adcascade explain --parameters parameters.json --context '[0, 0]' --policy greedy --horizon 3",
         "adcascade explain --parameters parameters.json --context '[0.4, -1.1]' --session user-17   # as it was served",
         "adcascade explain --state /var/lib/adcascade --context '{\"age\": 31}'             # the newest version",
         "adcascade explain --version 41 --broker kafka:9092 --context '[0.4, -1.1]'     # a decision of the past",

@@ -14,7 +14,7 @@ from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.source import kind_of_source
 from worker.cli.options.target import PLACE, confirm
 from worker.cli.serve import KEEP
-from worker.console import listing, moment, progress, write_result
+from worker.console import listing, moment, note, progress, write_result
 from worker.erasure.folder import in_folder
 from worker.erasure.person import Person, Place, in_logs
 from worker.errors import InputError
@@ -44,6 +44,8 @@ def run(options: argparse.Namespace) -> None:
     found = [place for place in _places(options, person) if place.records]
     if not found:
         raise InputError(f"there are no records of {who}: is the id right?")
+    for session in sorted(set(sessions) - person.found):
+        note(f"there are no records of session {session!r}")
     places = [{name: getattr(place, name) for name in FIELDS} for place in found]
     count = "" if user is None else f", {len(person.sessions):,} sessions"
     shown = f"{who}{count}; times are UTC\n{_table(places)}"

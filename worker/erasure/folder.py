@@ -45,7 +45,7 @@ def in_folder(folder: Path, person: Person, stage: Stage, *, keep: int, keep_rec
 def _sessions(state: StateView, person: Person, lateness: int) -> Place:
     place, keys = Place(f"{state.path}: sessions", until=0), list[bytes]()
     for key, value in state.sessions():
-        if key.decode() in person.sessions:
+        if person.has(key.decode()):
             session = decode_state(value)
             since, end = (
                 (session.arrived_at, session.deadline) if isinstance(session, Session) else (session.latest,) * 2

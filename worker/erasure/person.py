@@ -40,10 +40,11 @@ def _ids(record: Record) -> _Ids:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """A user, whose sessions are found in arrivals, or some sessions."""
+    """A user, whose sessions are found in arrivals, or some sessions; `found` are those that have a record."""
 
     user: str | None = None
     sessions: set[str]
+    found: set[str] = field(default_factory=set)
 
     def learn(self, records: Iterable[Record]) -> None:
         """Note the sessions of the arrivals that name the user."""
@@ -54,13 +55,20 @@ class Person:
 
     def owns(self, record: Record) -> bool:
         """Return whether a record is one of this person."""
-        if (record.key or b"").decode(errors="replace") in self.sessions:
+        if self.has((record.key or b"").decode(errors="replace")):
             return True
         if record.topic.endswith(IMPERSONAL):
             return False
         ids = _ids(record)
         is_named = self.user is not None and ids.user_id == self.user
-        return is_named or (type(ids.session_id) is str and ids.session_id in self.sessions)
+        return self.has(ids.session_id) or is_named
+
+    def has(self, session_id: Any) -> bool:
+        """Return whether a session is one of this person, and note that it was found."""
+        if type(session_id) is not str or session_id not in self.sessions:
+            return False
+        self.found.add(session_id)
+        return True
 
 
 @dataclass(slots=True)

@@ -74,7 +74,7 @@ _SAMPLE: Final = f"{_COLUMNS} {_LIVING} AND kind = ? AND row * 2654435761 % {1 <
 _SPAN: Final = f"SELECT count(*), min(time), max(time) {_LIVING} AND kind = ?"
 _JOURNAL: Final = f"""
     SELECT offset, ifnull(value, x''), timestamp FROM records
-    WHERE topic = 'journal' AND partition = {ONLY_PARTITION} AND offset >= ? ORDER BY offset
+    WHERE topic = 'journal' AND partition = {ONLY_PARTITION} ORDER BY offset
 """
 
 
@@ -288,14 +288,14 @@ class OrderedLog:
         query = "SELECT ifnull(value, x'') FROM records WHERE topic = 'journal' AND partition = ? AND offset = ?"
         return next((value for (value,) in self._rows(query, ONLY_PARTITION, offset)), b"")
 
-    def journal_records(self, since: int = 0) -> Iterator[JournalRecord]:
-        """Yield the journal, (offset, value, timestamp), by offset, from an offset on."""
-        return self._rows(_JOURNAL, since)
+    def journal_records(self) -> Iterator[JournalRecord]:
+        """Yield the journal, (offset, value, timestamp), by offset."""
+        return self._rows(_JOURNAL)
 
-    def journal_pieces(self, since: int = 0) -> Iterator[list[JournalRecord]]:
+    def journal_pieces(self) -> Iterator[list[JournalRecord]]:
         """Yield the journal in pieces without holes; a rollback is alone, because the log may lack its version."""
         piece: list[JournalRecord] = []
-        for record in self.journal_records(since):
+        for record in self.journal_records():
             alone = b"rollback" in record[1]
             if piece and (alone or len(piece) == PIECE or record[0] != piece[-1][0] + 1):
                 yield piece
