@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from worker.cli.main import COMMANDS, load, main
-from worker.cli.options.names import OTHER_VARIABLES
 from worker.cli.options.parser import CommandSpec, Option, build_parser, integer, number
-from worker.cli.options.places import resolve
+from worker.cli.options.places import OTHER_VARIABLES, resolve
 from worker.errors import InputError
 
 COMMAND = CommandSpec(

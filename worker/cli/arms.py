@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from msgspec import to_builtins
 
 from worker.cli.options.catalog import check_id, features_of_pairs, read_arms
 from worker.cli.options.parser import JSON, CommandSpec, Option, number, pair
 from worker.cli.options.target import YES, LearnerControl, action, control, in_force, publish, version_facts
-from worker.console import table, write_result
+from worker.console import moment, table, write_result
 from worker.errors import InputError
 from worker.stream.ad_figures import all_figures
 from worker.stream.catalogue import catalogue_difference, describe_changes
@@ -65,7 +64,7 @@ def _period(document: dict[str, Any]) -> str:
     """Return the time that the figures are of, as a line."""
     if not document["sessions"]:
         return "no window with sessions is closed yet"
-    since, until = (str(np.datetime64(document[name], "ms"))[:16].replace("T", " ") for name in ("since", "until"))
+    since, until = (moment(document[name], "%Y-%m-%d %H:%M") for name in ("since", "until"))
     today = f"{document['sessions_today']:,} of them on {document['day']}"
     return f"since {since}, until {until} (UTC): {document['sessions']:,} sessions, {today}"
 

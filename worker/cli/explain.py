@@ -11,8 +11,7 @@ import msgspec
 
 from worker.cli.explanation_html import explanation, picture
 from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
-from worker.cli.options.names import did_you_mean
-from worker.cli.options.parser import JSON, CommandSpec, Option
+from worker.cli.options.parser import JSON, CommandSpec, Option, did_you_mean
 from worker.cli.options.source import source
 from worker.cli.options.target import TARGET, control, pick, read_version
 from worker.console import check_writable, read_input, write_file, write_result

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from worker import __version__
-from worker.cli.options.names import did_you_mean
-from worker.cli.options.parser import CommandSpec, build_parser
+from worker.cli.options.parser import CommandSpec, build_parser, did_you_mean
 from worker.cli.options.places import resolve
 from worker.console import check_writable
 from worker.errors import AdcascadeError, InputError

@@ -12,16 +12,19 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from configparser import ConfigParser
 from dataclasses import KW_ONLY, dataclass, replace
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
-from worker.cli.options.names import PREFIX, did_you_mean
 from worker.errors import InputError
 
 Parser = Callable[[str], Any]
 Settings = TypeVar("Settings")
+
+#: The beginning of all our environment variables.
+PREFIX: Final = "ADCASCADE_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,18 @@ class CommandSpec:
     options: Sequence[Option] = ()
     run: Callable[[argparse.Namespace], int | None] | None = None
     actions: Sequence[CommandSpec] = ()
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question with the nearest of the known words, or nothing if none is near.
+
+    >>> did_you_mean("--catalogue", ["--catalog", "--dim"])
+    '; did you mean --catalog?'
+    """
+    names = list(known)
+    longer = [name for name in names if len(word) > 2 and (name.startswith(word) or word.startswith(name))]
+    near = get_close_matches(word, names, n=1, cutoff=0.7) or longer[:1]
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 # ── parsing values ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,14 +16,38 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from worker.cli.options.names import check_variables, did_you_mean, own_variables
-from worker.cli.options.parser import CONFIG, CommandSpec, Option, boolean, pair
+from worker.cli.options.parser import CONFIG, PREFIX, CommandSpec, Option, boolean, did_you_mean, pair
 from worker.console import note, read_file
 from worker.errors import InputError
 
 LoadAll: TypeAlias = Callable[[], Iterable[CommandSpec]]
+
+
+#: Variables with our prefix that are no options: of the tests, and of deploy/kafka/broker.
+OTHER_VARIABLES: Final = frozenset(
+    {
+        "ADCASCADE_FUZZ",
+        "ADCASCADE_FUZZED_REQUESTS",
+        "ADCASCADE_FUZZ_SEED",
+        "ADCASCADE_HOSTILE",
+        "ADCASCADE_HOSTILE_ONLY",
+        "ADCASCADE_HOSTILE_SEED",
+        "ADCASCADE_KAFKA_CACHE",
+        "ADCASCADE_KILLS",
+        "ADCASCADE_SCHEDULES",
+        "ADCASCADE_TEST_CLOCK",
+        "ADCASCADE_TEST_KAFKA",
+        "ADCASCADE_THOROUGH",
+    }
+)
+
+# Kubernetes adds variables for a service, such as ADCASCADE_SERVICE_HOST and ADCASCADE_PORT=tcp://10.0.0.1:80.
+_SERVICE: Final = re.compile(
+    r"ADCASCADE_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 
 
 def resolve(
@@ -35,9 +59,11 @@ def resolve(
     """
     variables = own_variables(os.environ if environ is None else environ)
     options = parsed.command_spec.options
-    known = {CONFIG.variable, *(option.variable for option in options)}
+    known = {CONFIG.variable, *(option.variable for option in options)} | OTHER_VARIABLES
     if load_all is not None and not known.issuperset(variables):
-        check_variables(variables, known.union(option.variable for _, option in _every(load_all())))
+        known |= {option.variable for _, option in _every(load_all())}
+        for name in sorted(variables.keys() - known):
+            raise InputError(f"unknown variable {name}{did_you_mean(name, sorted(known))}")
     file = _read(parsed, variables, load_all)
     return argparse.Namespace(**{option.attribute: _value(option, parsed, variables, file) for option in options})
 
@@ -48,6 +74,21 @@ def _every(commands: Iterable[CommandSpec]) -> Iterator[tuple[tuple[str, ...], O
         for action in command.actions or (command,):
             path = (command.name, action.name) if command.actions else (command.name,)
             yield from ((path, option) for option in action.options)
+
+
+def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with our prefix, without those that Kubernetes adds for a service.
+
+    >>> own_variables({"ADCASCADE_PORT": "tcp://10.0.0.1:80", "ADCASCADE_WEB_PORT": "8080", "HOME": "/"})
+    {'ADCASCADE_WEB_PORT': '8080'}
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(PREFIX)
+        and not _SERVICE.fullmatch(name)
+        and not (name.endswith("_PORT") and _ADDRESS.match(value))
+    }
 
 
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
