@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from worker.bandit.additive import AdditiveModel
+from worker.evaluate.estimators import direct
 from worker.evaluate.model import fitted as one_model
 from worker.evaluate.model import unseen
 from worker.evaluate.support import LEAST_CLICKS, Unsupported
@@ -20,6 +21,12 @@ def test_a_model_needs_clicks() -> None:
     assert sessions.clicked.sum() < LEAST_CLICKS
     with pytest.raises(Unsupported, match="clicks"):
         fitted(sessions)
+
+
+def test_the_direct_method_needs_sessions() -> None:
+    sessions, few = Scene().log(400, np.random.default_rng(0)), np.arange(400) < 29
+    with pytest.raises(Unsupported, match="there are 29 sessions, 30 are needed"):
+        direct(sessions.part(few), fitted(sessions).part(few), confidence=0.95)
 
 
 def test_arms_that_no_session_has_seen_are_found_anywhere_or_at_their_positions() -> None:

@@ -21,7 +21,7 @@ from worker.bandit.arrays import Floats
 from worker.evaluate.intervals import ConfidenceInterval, interval, jackknife
 from worker.evaluate.model import CrossFit
 from worker.evaluate.sessions import Sessions
-from worker.evaluate.support import Unsupported, Weighted
+from worker.evaluate.support import LEAST_SESSIONS, Unsupported, Weighted
 
 #: Largest revenue at positions without support, as a share of the estimate.
 MOST_BEYOND: Final = 0.1
@@ -101,8 +101,10 @@ def doubly_robust(weighted: Weighted, fit: CrossFit, *, confidence: float) -> Es
     residuals = sessions.rewards + sessions.passed * fit.values[:, 1:] - fit.values[:, :-1]
     corrections = np.where(sessions.reached, weighted.weights, 0.0) * residuals
     values = fit.values[:, 0] + corrections[:, :depth].sum(axis=1)
-    value, of_model = float(values.mean()), direct(sessions, fit, confidence=confidence).revenue
-    extra = of_model.error**2 if of_model is not None and depth < sessions.horizon else 0.0
+    value, extra = float(values.mean()), 0.0
+    if depth < sessions.horizon:
+        by_model, _ = _without_a_fold(fit, sessions.earned)
+        extra = jackknife(value, by_model, confidence=confidence).error ** 2
     return _weighted("dr", weighted, value, values - value, confidence=confidence, extra=extra)
 
 
@@ -144,6 +146,8 @@ def direct(sessions: Sessions, fit: CrossFit, *, confidence: float) -> Estimate:
     ----------
     Beygelzimer and Langford (2009). The offset tree for learning with partial labels. KDD.
     """
+    if len(sessions) < LEAST_SESSIONS:
+        raise Unsupported(f"there are {len(sessions)} sessions, {LEAST_SESSIONS} are needed")
     value, earned = float(fit.values[:, 0].mean()), sessions.earned
     values, served = _without_a_fold(fit, earned)
     return Estimate(
