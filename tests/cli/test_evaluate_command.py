@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -88,19 +89,32 @@ def test_a_version_may_be_given(log: Path, tmp_path: Path, adcascade: Any) -> No
     assert any("overestimated" in note for note in found["notes"])
 
 
-def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, adcascade: Any) -> None:
+NUMBERS = {"context": [{"name": name, "kind": "number"} for name in "xyz"], "ads": []}
+
+
+@pytest.mark.parametrize(
+    ("dim", "more", "complaint"),
+    [
+        (1, {}, "have dim 1, the log has 3"),
+        (3, {"features": NUMBERS}, "the parameters and the log have different features of contexts or ads"),
+        (3, {"beta": 0.5, "policy": "aucbbp"}, ""),
+    ],
+    ids=["dim", "features", "fitting"],
+)
+def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, adcascade: Any, dim, more, complaint) -> None:
     path = tmp_path / "version.json"
     record: dict[str, Any] = {
         "arms": [{"arm": "ad-1", "reward": 1.0}],
-        "theta_context": [0.0],
+        "theta_context": [0.0] * dim,
         "theta_arms": [0.0],
-        "precision": {"context": [[1.0]], "cross": [[0.0]], "arms": [1.0]},
+        "precision": {"context": np.eye(dim).tolist(), "cross": [[0.0] * dim], "arms": [1.0]},
         "horizon": 2,
+        **more,
     }
     path.write_bytes(orjson.dumps(record))
     code, out, err = adcascade(f"evaluate {log} --parameters {path}")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "have dim 1, the log has 3" in err
+    assert (code, out == "", err.count("\n")) == ((2, True, 1) if complaint else (0, False, 0))
+    assert complaint in err
 
 
 def test_bad_lines_and_contradictions_are_noted(log: Path, tmp_path: Path, adcascade: Any) -> None:

@@ -16,7 +16,7 @@ from worker.errors import FailedError, InputError
 from worker.evaluate import evaluation as module
 from worker.evaluate.estimators import Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.logged import NO_VERSION, OPEN, UNCERTAIN
+from worker.evaluate.logged import CONTROL, NO_VERSION, OPEN, UNCERTAIN
 from worker.evaluate.planning import Assembled
 from worker.evaluate.support import weigh
 from worker.evaluate.targets import Change, align
@@ -249,7 +249,12 @@ def doubt(lines: list[Document]) -> None:
     change(journal(lines, "opened")[0], uncertain=True)
 
 
-@pytest.mark.parametrize(("spoil", "reason"), [(open_again, UNCERTAIN), (doubt, UNCERTAIN)])
+def control(lines: list[Document]) -> None:
+    opened = journal(lines, "opened")[0]
+    change(opened, modes=["control"] * len(payload(opened)["slate"]))
+
+
+@pytest.mark.parametrize(("spoil", "reason"), [(open_again, UNCERTAIN), (doubt, UNCERTAIN), (control, CONTROL)])
 def test_a_session_that_cannot_be_used_is_left_out(lines, tmp_path, spoil, reason) -> None:
     spoil(lines)
     evaluation = evaluate_log(write(tmp_path / "log.jsonl", lines), Change())

@@ -229,6 +229,8 @@ CLICKED = GOOD.replace(",a,0,", ",a,1,")
         (GOOD + 's2,1767225601,1,b,0,"3,5",mobile', "row 3: age is not a number ('3,5'); write a decimal point"),
         (GOOD + "s2,1767225601,1,b,0,1e300,mobile", "row 3: a worker would refuse the arrival (norm: a number of"),
         (GOOD + "s2,1767225601,1,b,2,3,mobile", "row 3: click is neither 0 nor 1 (2.0)"),
+        (f"{HEADER},propensity\ns1,1,1,a,0,3,,1.5\n", "row 2: propensity is not above 0 and at most 1 (1.5)"),
+        (GOOD + "s2,1767225601,1,a\x07,0,3,mobile", "row 3: ad is not an id of 1 to"),
         (GOOD + "s2,1767225601,1,,0,3,mobile", "row 3: no ad (--skip-bad leaves"),
         (GOOD + "s2,yesterday,1,b,0,3,mobile", "row 3: time is neither a number nor ISO 8601 ('yesterday')"),
         (GOOD + "s2,-5,1,b,0,3,mobile", "row 3: time is before 1970"),
@@ -268,6 +270,16 @@ def test_wrong_options_are_one_line(arguments, complaint, capsys) -> None:
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert complaint in err
+
+
+def test_a_file_whose_name_says_no_format_needs_one(capsys) -> None:
+    Path("history").write_text(TABLE)
+    assert run(f"import history --output log {USUAL}") == 2
+    assert (
+        "history: the name does not say the format: give --format csv|jsonl|parquet|dsjson|obp"
+        in capsys.readouterr().err
+    )
+    assert run(f"import history --format csv --output log {USUAL}") == 0
 
 
 def test_with_skip_bad_whole_sessions_are_left_out_and_rows_counted_by_reason(capsys) -> None:

@@ -19,7 +19,6 @@ from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.planning import slate_chances, values_of_slates
-from worker.errors import EstimationError
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported
 
@@ -68,10 +67,7 @@ def cross_fit(sessions: Sessions, prior: ClickModel) -> CrossFit:
     )
     for fold in range(FOLDS):
         own = fit.folds == fold
-        try:
-            model, rates = fitted(sessions.part(~own), prior)
-        except EstimationError as error:
-            raise Unsupported(f"no click model fits the log: {error}") from None
+        model, rates = fitted(sessions.part(~own), prior)
         wanted = slate_chances(model, sessions.contexts, sessions.target)
         values = values_of_slates(wanted, sessions.target_prices, rates.of_slates(sessions.target))
         fit.by_model[fold] = values[:, 0]
