@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from worker.cli.main import main
-from worker.console import note
 from worker.errors import InputError
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.targets import Change
 from worker.stream.parameters import decode_parameters
 
+from ..programs import show
 from .histories import History, value
 from .recording import record
 
@@ -137,6 +137,6 @@ def test_intervals_of_forty_logs_cover_the_revenue_of_a_fixed_order(tmp_path: Pa
             answered[f"{served} {method}"] += 1
             covered[f"{served} {method}"] += low <= truth <= high
     figures = {name: f"{covered[name]} of {count}" for name, count in sorted(answered.items())}
-    note(f"{covered.total()} of {answered.total()} intervals cover: {figures}")
+    show(f"{covered.total()} of {answered.total()} intervals cover: {figures}")
     assert answered.total() >= 100, figures
     assert 0.88 <= covered.total() / answered.total() <= 0.99, figures
