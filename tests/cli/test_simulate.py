@@ -17,7 +17,7 @@ def test_json_on_standard_output_is_alone_there(adcascade):
     ]
     for run in result["runs"]:
         assert len(run["regret"]) == len(run["reward"]) == 6
-        assert run["theta_error"] > 0
+        assert run["projection"] > 0
         assert run["seconds"] > 0
     assert result["settings"]["environment"] == "opposite"
     assert result["settings"]["policy"] == ["ucbbp", "greedy"]

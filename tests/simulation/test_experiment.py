@@ -134,12 +134,12 @@ def test_what_drives_users_away_is_avoided_if_it_is_learned_who_goes_on():
 def test_a_display_without_an_answer_was_not_clicked():
     settings = replace(SHORT, environment="silent", reported=0.05, model="personal", episodes=40)
     made = experiment._Experiment(settings, task("random", 200, 0))
-    run = made.run()
+    made.run()
     contexts = made.world.contexts(np.random.default_rng(0), 500)
     estimate, truth = sigmoid(made.belief.log_odds(contexts)), sigmoid(made.world.log_odds(contexts))
     assert estimate.mean() == pytest.approx(truth.mean(), rel=0.1)
     assert made.answers.rates().of_arms(np.arange(6), 3) == pytest.approx(0.05, abs=0.02)
-    assert run.displays < 1.4 * 40 * 200
+    assert 40 * 200 < made.displays < 1.4 * 40 * 200
 
 
 # ── tastes, features and new arms ────────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +234,7 @@ def test_products_that_matter_are_learned_if_they_are_declared():
 def test_skewed_numbers_are_learned_from_as_well_as_others():
     run = run_with(users=300, environment="skewed", episodes=30)
     assert run.lost(21) < 0.03  # without an exponent of its own for each number 0.11
-    assert run.theta_error is None
+    assert run.projection is None
 
 
 def test_a_category_has_a_precision_of_its_own_and_noise_a_high_one():

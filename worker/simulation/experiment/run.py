@@ -57,12 +57,12 @@ def run_task(settings: ExperimentSettings, task: ExperimentTask) -> Run:
 
 
 class Answered(NamedTuple):
-    """Sessions: contexts (n, d), slates (n, H), the position clicked or −1, (n,), and what was answered, (n, H)."""
+    """Sessions: contexts (n, d), slates (n, H), the position clicked or −1, (n,), and how many were answered, (n,)."""
 
     contexts: Floats
     slates: Ints
     clicked: Ints
-    answered: NDArray[np.bool_]
+    answered: Ints
 
 
 class _Experiment:
@@ -77,12 +77,11 @@ class _Experiment:
         self._waiting: list[Answered] = []  # sessions before the first fold, if it has to standardise
         self.belief = self._prior(None)
         self.answers = AnswerCounts.none(arms=settings.arms, horizon=settings.horizon)
-        self.displays = self.clicks = self.rejected = self._turns = 0
+        self.displays = self.rejected = 0
         self.new_displays: tuple[int, ...] = ()
         self.forgotten: list[tuple[int, float]] = []
         self._clock = 0.0  # t of M_t
         self._changes = AT_FIRST  # noticed lately
-        self._observed = 0  # displays that were learned from
         self._largest_norm = 1.0
         self._misfits = Misfits(self.world, settings.model) if settings.crosses == "none" else None
 
@@ -113,20 +112,16 @@ class _Experiment:
         began = time.perf_counter()
         episodes = zip(*map(self._episode, range(1, self.settings.episodes + 1)), strict=True)
         regret, oracle, reward, explored = episodes
-        error, projection = self._coefficient_error()
         return Run(
             **asdict(self.task),
             regret=regret,
             oracle=oracle,
             reward=reward,
             explored=explored,
-            displays=self.displays,
-            clicks=self.clicks,
             new_displays=self.new_displays,
             forgotten=tuple(self.forgotten),
-            theta_error=error,
             log_odds_error=self._log_odds_error(),
-            projection=projection,
+            projection=self._projection(),
             missed=None if self._misfits is None else self._misfits.found(),
             rejected=self.rejected,
             seconds=time.perf_counter() - began,
@@ -152,16 +147,20 @@ class _Experiment:
         slates = self._policy(t, contexts, moods).slates(planner, inputs, uniforms=coins, keys=keys)
         self._slates = slates
         clicked, answered = self.world.answers(contexts, slates.arms, moods)
-        displayed = np.arange(horizon) < answered[:, None]
-        self._count(t, slates.arms, clicked, displayed)
-        self._learn(t, Answered(contexts, slates.arms, clicked, displayed))
+        sessions, positions = _displayed(slates.arms, clicked, answered)
+        self.displays += len(sessions)
+        if t == self.settings.join:
+            shown = np.bincount(slates.arms[sessions, positions], minlength=self.settings.all_arms)
+            self.new_displays = tuple(shown[self.settings.arms :].tolist())
+        self._learn(t, Answered(contexts, slates.arms, clicked, answered))
         valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
         best = valuer.values(contexts, valuer.best_slates(contexts))
         regret = best - valuer.values(contexts, slates.arms)
         buyers = np.flatnonzero(clicked >= 0)
         reward = self.world.rewards[slates.arms[buyers, clicked[buyers]]]
-        explored = slates.explored[displayed].mean() if displayed.any() else 0.0
-        return float(regret.sum()), float(best.sum()), float(reward.sum()), float(explored)
+        explored = slates.explored[np.arange(horizon) < answered[:, None]]
+        share = explored.mean() if len(explored) else 0.0
+        return float(regret.sum()), float(best.sum()), float(reward.sum()), float(share)
 
     def _add_arms(self) -> None:
         known, self.world = len(self.world.rewards), self.whole
@@ -194,7 +193,7 @@ class _Experiment:
             clicked, answered = self.world.answers(contexts, slates, moods[:, :shown])
             return np.asarray((clicked < 0) & (answered == shown))
 
-        return RoundRobin(start=self._turns, stays=stays)
+        return RoundRobin(start=self.displays, stays=stays)
 
     def _beta(self) -> float:
         if not isinstance(self.settings.beta, str):
@@ -206,7 +205,7 @@ class _Experiment:
             largest_reward=float(self.world.rewards.max()),
             largest_norm=self._largest_norm,
             ridge=self.settings.ridge,
-            displays=self._observed,
+            displays=self.displays,
         )
 
     def _learn(self, t: int, answers: Answered) -> None:
@@ -230,7 +229,6 @@ class _Experiment:
             positions=positions,
             clicked=clicks.astype(np.float64),
         )
-        self._observed += len(seen)
         settings, kept, forgotten, before = self.settings, 1.0, 0.0, self.belief
         try:
             fit = self.belief.fold(
@@ -248,37 +246,25 @@ class _Experiment:
         self.answers = self.answers.faded(kept).plus(
             positions=positions[~clicks],
             arms=arms[~clicks],
-            answered=answered[sessions, positions][~clicks].astype(np.float64),
+            answered=(positions < answered[sessions])[~clicks].astype(np.float64),
         )
-
-    def _count(self, t: int, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
-        """Count the displays and clicks of all sessions."""
-        self.displays += int(answered.sum())
-        self.clicks += int((clicked >= 0).sum())
-        sessions, positions = _displayed(slates, clicked, answered)
-        self._turns += len(sessions)
-        if t == self.settings.join:
-            shown = np.bincount(slates[sessions, positions], minlength=self.settings.all_arms)
-            self.new_displays = tuple(shown[self.settings.arms :].tolist())
 
     def _log_odds_error(self) -> float:
         sessions, positions = np.nonzero(self._slates.arms != NO_ARM)
         off = self.belief.log_odds(self._prepared(self._contexts)) - self.world.log_odds(self._contexts)
         return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
 
-    def _coefficient_error(self) -> tuple[float | None, float | None]:
+    def _projection(self) -> float | None:
         if self.world.columns is not None or self.world.declared is not None:
-            return None, None
+            return None
         estimates, truth = true_heads(self.belief), true_heads(self.world.truth)
-        error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=1).mean()))
-        return error, float((estimates * truth).sum() / (truth**2).sum())
+        return float((estimates * truth).sum() / (truth**2).sum())
 
 
-def _displayed(slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _displayed(slates: Ints, clicked: Ints, answered: Ints) -> tuple[Ints, Ints]:
     """Return sessions and positions of what was displayed: the answered positions, and after a pass the next one."""
-    position = np.arange(slates.shape[1])
-    left = (position == answered.sum(axis=1)[:, None]) & (clicked < 0)[:, None]
-    sessions, positions = np.nonzero((answered | left) & (slates != NO_ARM))
+    displayed = answered + (clicked < 0)
+    sessions, positions = np.nonzero((np.arange(slates.shape[1]) < displayed[:, None]) & (slates != NO_ARM))
     return sessions, positions
 
 

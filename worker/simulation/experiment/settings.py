@@ -165,13 +165,11 @@ class Run(ExperimentTask):
 
     regret, oracle, reward, explored : for each episode, pseudo-regret of all users, expected revenue of their best
         slates, revenue, and the share of answered displays that served learning
-    displays, clicks : answered displays and clicks of the run
     new_displays : displays of each new arm in its first episode
     forgotten : for each episode in which something was, its number and the share of what was known that was kept
-    theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
-        the truth has none, or of other columns. Arms that no good policy shows keep a large error
     log_odds_error : root mean square error of the log-odds over the slates of the last episode
-    projection : of the final coefficients on the true ones, 1 if they are not shrunk; None if the truth has none
+    projection : of the final coefficients of [1; x] on the true ones, 1 if they are not shrunk; None if the truth has
+        none, or of other columns
     missed : where crosses are missing, what was found by the test for what the model misses; else None
     rejected : episodes whose fold gave no usable estimate, so that the old one was kept
     """
@@ -180,11 +178,8 @@ class Run(ExperimentTask):
     oracle: tuple[float, ...]
     reward: tuple[float, ...]
     explored: tuple[float, ...]
-    displays: int
-    clicks: int
     new_displays: tuple[int, ...]
     forgotten: tuple[tuple[int, float], ...]
-    theta_error: float | None
     log_odds_error: float
     projection: float | None
     missed: FoundPair | None
