@@ -1,7 +1,7 @@
 """The embedded runner against a loop that only decodes and encodes, and the learner by itself.
 
-The traffic is recorded once, from simulated users, and then sent through fresh runners, so that only the runner is
-timed. The bare codec loop decodes and encodes every event of that run (arrivals, clicks, journal, decisions) once.
+The traffic of a demo is recorded once, and then sent through fresh runners, so that only the runner is timed. The bare
+codec loop decodes and encodes every event of that run (arrivals, clicks, journal, decisions) once.
 
 The learner reads the journal of that run in polls, as in its process. Progress at the end closes the last windows, so
 that every session is folded.
@@ -10,7 +10,8 @@ that every session is folded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Final
 
 import msgspec
@@ -20,16 +21,16 @@ import orjson
 from worker.bench.figures import Figure, fastest
 from worker.embedded.outputs import Headers
 from worker.embedded.runner import Embedded
-from worker.simulation.environments import make_environment
-from worker.simulation.users import TIDY, Sent, Users
+from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.users import BEGINNING, TIDY
 from worker.simulation.world import Environment
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_arrival, encode_feedback, encode_journal
 from worker.stream.events import Opened, Progress
 from worker.stream.learner import Learner
-from worker.stream.settings import LearningSettings
-from worker.stream.topology import Record
+from worker.stream.topology import Record, Topics
 
+TOPICS: Final = Topics()
 DIM, ARMS, HORIZON, PARTITIONS = 16, 50, 5, 8
 SIZE: Final = f"d={DIM} K={ARMS} H={HORIZON}"
 CONTEXTS: Final[list[list[float]]] = np.random.default_rng(7).standard_normal((512, DIM)).round(6).tolist()
@@ -39,28 +40,39 @@ SECONDS: Final = 60
 ROUNDS: Final = 5
 POLLED: Final = 2_000  # records sent at once, as from one poll of a consumer
 POLLED_FACTS: Final = 5_000  # the same for the learner
-#: Windows close and sessions end within the run.
-SETTINGS: Final = LearningSettings(
-    dim=DIM, horizon=HORIZON, warmup=1, window=10 * SECOND, session_timeout=30 * SECOND, lateness=2 * SECOND
-)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSettings(DemoSettings):
+    """A demo whose windows close and whose sessions end within the run."""
+
+    window: int = 10 * SECOND
+    session_timeout: int = 30 * SECOND
+    lateness: int = 2 * SECOND
+    warmup: int = 1
+
+
+PLAYED: Final = StreamSettings(environment="opposite", dim=DIM, arms=ARMS, horizon=HORIZON, users=10 * RATE)
+SETTINGS: Final = PLAYED.learning()
 #: The learner by itself: windows nearly as long as sessions may last; by default they are equal.
 LEARNED: Final = replace(SETTINGS, window=20 * SECOND)
 
 
-@dataclass(slots=True)
 class StreamTraffic:
     """The records of one run: those sent, per second of event time, and the journal and decisions that came out."""
 
-    start: int
-    seconds: list[list[Sent]] = field(default_factory=list)
-    journal: list[bytes] = field(default_factory=list)
-    decisions: list[bytes] = field(default_factory=list)
+    def __init__(self, seconds: int) -> None:
+        self.seconds: list[list[Record]] = [[] for _ in range(seconds)]
+        self.journal: list[bytes] = []
+        self.decisions: list[bytes] = []
 
     def __call__(self, record: Record, headers: Headers) -> None:
-        """Keep an output record."""
-        if record.value is not None and record.topic == "ads.journal":
+        """Keep a record."""
+        if record.topic in (TOPICS.arrivals, TOPICS.clicks):
+            self.seconds[(record.timestamp - BEGINNING - 1) // SECOND].append(record)
+        elif record.value is not None and record.topic == TOPICS.journal:
             self.journal.append(record.value)
-        elif record.value is not None and record.topic == "ads.decisions":
+        elif record.value is not None and record.topic == TOPICS.decisions:
             self.decisions.append(record.value)
 
     @property
@@ -76,43 +88,24 @@ def measure(*, seconds: int = SECONDS, rounds: int = ROUNDS) -> Iterator[Figure]
     yield _learner(traffic, rounds)
 
 
+@cache
 def environment() -> Environment:
     """Return the environment of the simulated users."""
-    return make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
+    return Demo(PLAYED).world
 
 
-def runner(tap: StreamTraffic | None = None) -> Embedded:
+def runner() -> Embedded:
     """Return a fresh embedded runner."""
-    return Embedded(SETTINGS, environment().catalogue(), partitions=PARTITIONS, tap=tap)
+    return Embedded(SETTINGS, environment().catalogue(), partitions=PARTITIONS)
 
 
 def record_traffic(seconds: int) -> StreamTraffic:
     """Serve simulated users, and keep the records of all topics."""
-    users = Users(environment(), horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
-    traffic = StreamTraffic(users.start)
-    served = runner(traffic)
-    waiting: dict[int, list[Sent]] = {}
-
-    def schedule(records: Sequence[Sent]) -> None:
-        for record in records:
-            waiting.setdefault((record.time - users.start) // SECOND, []).append(record)
-
-    for second in range(seconds):
-        schedule(users.arrivals(second))
-        now = users.start + (second + 1) * SECOND
-        due = waiting.pop(second, [])
-        traffic.seconds.append(due)
-        for decision in _serve(served, due):
-            schedule(users.answer(decode_decision(decision), now))
-        served.advance(now)
+    traffic = StreamTraffic(seconds)
+    demo = Demo(PLAYED, habits=TIDY, tap=traffic)
+    for _ in range(seconds):
+        demo.step()
     return traffic
-
-
-def _serve(served: Embedded, records: Sequence[Sent]) -> list[bytes]:
-    topics = {"arrivals": served.topics.arrivals, "clicks": served.topics.clicks}
-    for sent in records:
-        served.send(topics[sent.topic], sent.value, key=sent.key, timestamp=sent.time)
-    return [value for _, value in served.pump()]
 
 
 # ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -128,20 +121,24 @@ def _throughput(traffic: StreamTraffic, rounds: int) -> Iterator[Figure]:
 
 def _run(traffic: StreamTraffic) -> None:
     served = runner()
-    for second, records in enumerate(traffic.seconds):
+    for second, records in enumerate(traffic.seconds, start=1):
         for first in range(0, len(records), POLLED):
-            _serve(served, records[first : first + POLLED])
-        served.advance(traffic.start + (second + 1) * SECOND)
+            for sent in records[first : first + POLLED]:
+                served.send(sent.topic, sent.value, key=sent.key, timestamp=sent.timestamp)
+            served.pump()
+        served.advance(BEGINNING + second * SECOND)
 
 
 def _code(traffic: StreamTraffic) -> None:
     limits = Limits()
     for records in traffic.seconds:
         for sent in records:
-            if sent.topic == "arrivals":
-                encode_arrival(decode_arrival(sent.value, limits=limits, dim=DIM, timestamp=sent.time))
+            if sent.topic == TOPICS.arrivals:
+                encode_arrival(decode_arrival(sent.value or b"", limits=limits, dim=DIM, timestamp=sent.timestamp))
             else:
-                encode_feedback(decode_feedback(sent.value, limits=limits, horizon=HORIZON, timestamp=sent.time))
+                encode_feedback(
+                    decode_feedback(sent.value or b"", limits=limits, horizon=HORIZON, timestamp=sent.timestamp)
+                )
     for value in traffic.journal:
         encode_journal(decode_journal(value))
     for value in traffic.decisions:
@@ -170,8 +167,8 @@ def closed_journal(values: Sequence[bytes]) -> list[tuple[int, bytes, int]]:
     """Return the offset, value and timestamp of journal records, and of progress that closes all windows."""
     reports = [event for event in map(decode_journal, values) if isinstance(event, Progress)]
     end = max(event.time for event in reports) + LEARNED.window + LEARNED.grace
-    last = [Progress(partition=number, partitions=PARTITIONS, time=end) for number in range(PARTITIONS)]
-    return [(offset, value, end) for offset, value in enumerate([*values, *map(encode_journal, last)])]
+    last = Progress(partition=0, partitions=1, time=end)
+    return [(offset, value, end) for offset, value in enumerate([*values, encode_journal(last)])]
 
 
 def fold(facts: Sequence[tuple[int, bytes, int]]) -> Learner:
