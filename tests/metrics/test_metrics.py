@@ -250,14 +250,6 @@ def test_totals_of_regret_never_fall():
     assert found["adcascade_rejected_folds_total"][()] == 1
 
 
-def test_late_records_count_when_they_come_not_when_a_window_closes():
-    metrics = Metrics()
-    metrics.late(3)
-    assert samples(metrics)["adcascade_late_records_total"][()] == 3
-    metrics.episode(an_episode(late=3))
-    assert samples(metrics)["adcascade_late_records_total"][()] == 3
-
-
 def test_a_bucket_counts_the_values_at_or_below_its_bound():
     histogram = Histogram(DURATION_BOUNDS)
     histogram.observe(0.001, times=3)

@@ -53,7 +53,6 @@ def test_the_learner_counts_exactly_the_answers_of_the_users(monkeypatch, habits
         assert row.episode.displays == sum(cohort.answered)
         assert row.episode.clicks == len(clicked)
         assert row.episode.reward == pytest.approx(demo.world.rewards[clicked].sum())
-        assert row.episode.late == 0
 
 
 def test_the_accounts_balance_after_every_second_of_an_untidy_run():

@@ -52,17 +52,17 @@ def test_clicks_are_predicted_by_the_version_before_and_the_prior_predicts_nothi
     expected = sigmoid(odds)
     found = episode.calibration
     assert found is not None
-    assert (found.displays, found.clicks) == (40, 10), "also those that got no answer"
-    assert found.predicted == pytest.approx(expected.sum())
+    assert found.sessions.displays == (40, 0, 0), "also those that got no answer"
     assert found.positions.predicted == pytest.approx(expected.sum(axis=0))
     assert (found.positions.clicks, found.tenths.displays) == ((0, 10), (4,) * 10)
     assert list(found.tenths.predicted) == sorted(found.tenths.predicted)
-    assert found.variance == pytest.approx((expected * (1 - expected)).sum())
     losses = -np.log(np.where(np.arange(20) % 2, expected[:, 1], 1 - expected[:, 1])) - np.log(1 - expected[:, 0])
-    assert found.log_loss == pytest.approx(losses.sum())
     assert second.calibration.ads[3].tolist() == [0, 10, 0]
-    assert second.calibration.total["predicted"] == pytest.approx(found.predicted)
-    assert {one.arm for one in found.worst} == {"a", "b"}
+    total = second.calibration.total
+    assert total["predicted"] == pytest.approx(expected.sum())
+    assert total["variance"] == pytest.approx((expected * (1 - expected)).sum())
+    assert total["log_loss"] == pytest.approx(losses.sum())
+    assert {one.arm for one in second.calibration.worst("abc")} == {"a", "b"}
 
 
 def test_random_slates_are_shown_apart() -> None:
@@ -84,7 +84,7 @@ def test_a_window_without_a_version_has_its_figures_in_the_episode_alone(
         monkeypatch.setattr(folding, "confidence_radius", lambda *_, **__: float("nan"))
     (episode,) = learner.handle(written(events, start=1000)).episodes
     assert episode.calibration is not None
-    assert episode.calibration.displays == 40
+    assert episode.calibration.sessions.displays == (40, 0, 0)
     assert (learner.current.calibration, learner.current.misfit) == (known.calibration, known.misfit)
 
 

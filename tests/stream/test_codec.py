@@ -301,7 +301,7 @@ def test_a_number_that_is_not_finite_is_not_written(number: float) -> None:
             encoding.encode_journal(opened(context=(1.0, number)))
     with pytest.raises(ValueError, match="reward"):
         encoding.encode_journal(ArmChange(arm="a", reward=number, active=True))
-    episode = {"expected_reward": number, "regret_bound": number, "thresholds": (0.0, number)}
+    episode = {"expected_reward": number, "regret_bound": number}
     for name, wrong in episode.items():
         with pytest.raises(ValueError, match=name):
             encoding.encode_episode(msgspec.structs.replace(an_episode(), **{name: wrong}))

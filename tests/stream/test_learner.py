@@ -148,7 +148,7 @@ def test_uncertain_sessions_count_among_the_sessions_and_are_not_learned_from() 
     (version,), (episode,) = outcome.versions, outcome.episodes
     assert version.model == without.versions[0].model
     assert (version.observations, version.expected_sessions) == (2, 2)
-    assert (episode.sessions, episode.learned, episode.displays, episode.clicks) == (2, 1, 2, 1)
+    assert (episode.sessions, episode.displays, episode.clicks) == (2, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +175,11 @@ def test_a_display_without_an_answer_was_not_clicked_and_the_user_left() -> None
     assert empty.model == Parameters.first(SETTINGS, ARMS).model
 
 
-def test_late_records_are_counted_in_the_next_episode_and_never_folded() -> None:
+def test_late_records_are_counted_and_never_folded() -> None:
     on_time = [*session("x", 10), progress(1350), *session("y", 1100), progress(2350)]
     late = [*session("z", 20), feedback(1, "a", True, occurred_at=999, session_id="y")]
     with_late = learned(*on_time[:3], *late, *on_time[3:])
     assert hashes(with_late.versions) == hashes(learned(*on_time).versions)
-    assert [episode.late for episode in with_late.episodes] == [0, 3]
     assert with_late.late == 3
 
 
@@ -338,7 +337,6 @@ def test_frozen_windows_close_without_a_version_and_are_marked() -> None:
         (3, False, 1),
     ]
     assert outcome.versions[1].window_end == 2000
-    assert outcome.episodes[0].newton_steps is None
 
 
 def test_a_rollback_brings_back_the_estimate_under_the_arms_position_and_state_of_now() -> None:
@@ -700,7 +698,7 @@ def test_active_exploration_keeps_to_its_budget_within_five_percent(changes) -> 
         closing = progress(6000 * (t + 1) + 350)
         outcome = reader.handle(written([*events, closing], offset))
         offset += len(events) + 1
-        assert outcome.episodes[0].explore_budget == explore_budget(N, t + 2, options.horizon_episodes)
+        assert reader.current.explore_budget == explore_budget(N, t + 2, options.horizon_episodes)
         explored += outcome.episodes[0].explored
     assert budget > 500
     assert abs(explored / budget - 1) <= 0.05
@@ -801,9 +799,7 @@ def test_an_episode_has_the_revenue_of_its_window_and_the_expected_one() -> None
     # Under the prior every probability is one half: 1/2·1 + 1/4·2 + 1/8·3, for each of the two with a slate.
     assert episode.expected_reward == pytest.approx(2 * (0.5 + 0.5 + 0.375))
     assert episode.explored == pytest.approx(2 / 3)
-    assert (episode.late, episode.beta, episode.frozen, episode.rejected) == (0, 2.5, False, None)
-    assert (episode.folds, episode.observations) == (1, 5)  # one more that got no answer
-    assert episode.newton_steps is not None
+    assert (episode.frozen, episode.rejected) == (False, None)
     assert episode.regret_bound is not None
     assert episode.regret_posterior is not None
     assert episode.regret_bound > episode.regret_posterior > 0

@@ -33,9 +33,10 @@ from worker.metrics.history import (
     Window,
 )
 from worker.metrics.troubles import TroubleLog
+from worker.stream.ad_figures import unanswered
 from worker.stream.calibration import SESSIONS
-from worker.stream.episodes import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
+from worker.stream.features import listed
 from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
@@ -135,7 +136,8 @@ class Metrics:
                 self._forgotten = (parameters.made_at, parameters.kept, parameters.changed)
             self._parameters = parameters
             self._horizon = max(self._horizon, parameters.settings.horizon)
-        self._report_unanswered(answering(parameters))
+        ads = [f"{ad.arm} {ad.rate:.0%} ({ad.displays:,} displays)" for ad in unanswered(parameters)]
+        self.troubles.set("unanswered-ads", f"feedback: {listed(ads)}" if ads else "")
         self.troubles.set("calibration", parameters.calibration.sentence if parameters.calibration.is_bad else "")
         self.troubles.set("misfit", "; ".join(advice(parameters)))
         self._report_lift(parameters)
@@ -147,14 +149,6 @@ class Metrics:
         self.troubles.set("guarded", told if parameters.guarded else "")
         mismatch = None if lift is None else lift.mismatch
         self.troubles.set("sample-ratio", "" if mismatch is None else f"it has {mismatch:.2f} of its size")
-
-    def _report_unanswered(self, answered: Answering | None) -> None:
-        if answered is None or not answered.collapsed:
-            self.troubles.clear("unanswered-ads")
-            return
-        named = [f"{one.arm} {one.rate:.0%} ({one.displays:,} displays)" for one in answered.lowest]
-        more = f" and {answered.collapsed - MOST_NAMED} more" if answered.collapsed > MOST_NAMED else ""
-        self.troubles.set("unanswered-ads", f"feedback: {', '.join(named[: answered.collapsed])}{more}")
 
     def late(self, records: int) -> None:
         """Count journal records for windows that were already closed."""

@@ -18,9 +18,8 @@ from worker.logs.ordered import OrderedLog
 from worker.report.counting import ADS, ALL, COURSE, PARTS, UNPLANNED, Counts, Group, SessionCounter, columns
 from worker.report.period import Period, chosen_period
 from worker.stream.accounts import DAY
-from worker.stream.ad_figures import figures, reasons
+from worker.stream.ad_figures import LEAST_DISPLAYS, LEAST_PASSES, figures, reasons
 from worker.stream.decoding import decode_episode
-from worker.stream.episodes import LEAST_DISPLAYS, LEAST_PASSES
 from worker.stream.features import listed
 from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
@@ -69,7 +68,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "period": period.name,
         "since": period.since,
         "until": period.until,
-        "lift": None if learned.lift is None else msgspec.to_builtins(learned.lift.figures),
+        "lift": None if learned.lift is None else learned.lift.figures,
         "predictions": _predictions(learned),
         "total": total,
         "course": course,

@@ -1,6 +1,6 @@
 """The figures of each ad, from the accounts of a version, and why an ad does badly, in words.
 
-An ad does badly if users hardly ever answer it (`episodes.py`), or if a display of it earns less than a quarter of what
+An ad does badly if users hardly ever answer it (`unanswered`), or if a display of it earns less than a quarter of what
 a display usually earns: the median over the active ads with enough displays. It is hardly clicked if its clicks are
 further below the median than its price is; else its price is the reason. It is judged from as many displays as would
 usually bring in the revenue of ten of its clicks. An ad that pays much and is rarely clicked does well.
@@ -9,16 +9,22 @@ usually bring in the revenue of ten of its clicks. An ad that pays much and is r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints
+from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.stream.accounts import ROWS
-from worker.stream.episodes import COLLAPSED, LEAST_DISPLAYS, answering
 from worker.stream.parameters import Parameters
 
+#: Displays without a click from which an ad is judged, and usual passes for that number. A rate starts at the rate
+#: of all ads, with the weight of 20 displays, so none can fall below `COLLAPSED` before about 60 displays.
+LEAST_DISPLAYS: Final = 50
+LEAST_PASSES: Final = 10.0
+#: Share of the median below which an ad has collapsed.
+COLLAPSED: Final = 0.25
 #: Clicks that the usual revenue of the displays of an ad must stand for before it is judged.
 LEAST_CLICKS: Final = 10.0
 
@@ -121,5 +127,46 @@ def reasons(parameters: Parameters, sums: Floats) -> dict[int, str]:
         few = rate * price < often * rewards  # clicks are further below the usual than the price is
     bad = np.flatnonzero(known & (earned < COLLAPSED * usual)).tolist()
     words = {int(judged[one]): "hardly clicked" if few[one] else "low revenue per display" for one in bad}
-    answered = answering(parameters)
-    return words | dict.fromkeys(answered.indices if answered else (), "hardly ever answered")
+    return words | {ad.index: "hardly ever answered" for ad in unanswered(parameters)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnansweredAd:
+    """An ad that is hardly ever answered, the share of its displays that are, and its displays without a click."""
+
+    index: int
+    arm: str
+    rate: float
+    displays: int
+
+
+def unanswered(parameters: Parameters) -> list[UnansweredAd]:
+    """Return the active ads that are hardly ever answered, the worst first; none where it is not learned who goes on.
+
+    Hardly anybody goes on after such an ad, and it gets hardly any clicks: the share of its displays with any feedback
+    is f_k + (1 − f_k) ρ_k, for the average user. One of the two alone is a matter of taste.
+
+    >>> from dataclasses import replace
+    >>> from worker.bandit.additive import AdditiveModel
+    >>> from worker.bandit.answers import AnswerCounts
+    >>> from worker.stream.settings import Arm, LearningSettings
+    >>> settings = LearningSettings(dim=1, horizon=1, model="additive", intercept=False)
+    >>> first = Parameters.first(settings, tuple(Arm(arm=name, reward=1) for name in "abcd"))
+    >>> counts = AnswerCounts(displayed=np.full((1, 4), 100.0), answered=np.array([[90.0, 0.0, 0.0, 80.0]]))
+    >>> known = AdditiveModel.certain(np.zeros(1), np.array([-2.0, -5.0, 0.0, -2.0]))  # c is clicked by half
+    >>> [ad.arm for ad in unanswered(replace(first, answers=counts, model=known))]
+    ['b']
+    """
+    counts, rates = parameters.answers, parameters.rates
+    active = np.array([arm.active for arm in parameters.arms], dtype=bool)
+    if counts is None or rates is None or not active.any():
+        return []
+    displays, clicked = counts.displayed.sum(axis=0), sigmoid(parameters.model.biases)
+    answered = clicked + (1 - clicked) * np.minimum(1.0, rates.arms)
+    usual, usually = (median(shares[active].tolist()) for shares in (rates.arms, answered))  # numpy's is slow to load
+    judged = active & (displays >= LEAST_DISPLAYS) & (displays * usual >= LEAST_PASSES)
+    collapsed = np.flatnonzero(judged & (rates.arms < COLLAPSED * usual) & (answered < COLLAPSED * usually))
+    return [
+        UnansweredAd(index=k, arm=parameters.arms[k].arm, rate=float(answered[k]), displays=int(displays[k]))
+        for k in collapsed[np.argsort(answered[collapsed], kind="stable")].tolist()
+    ]

@@ -1,4 +1,4 @@
-"""The episode record of a closed window: revenue, regret, what was forgotten, and ads that users do not answer.
+"""The episode record of a closed window: sessions, clicks, revenue and regret.
 
 - `reward` and `expected_reward` are by the version that served each session, with its prices; if that version is no
   longer kept, by the parent of the fold.
@@ -14,101 +14,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
-from statistics import median
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid, spread
+from worker.bandit.arrays import NO_ARM, Floats, Ints, spread
 from worker.bandit.planning import slate_values
 from worker.bandit.regret import optimistic_gap, posterior_regret
 from worker.stream.accounts import click_prices
 from worker.stream.calibration import Predicted, window_figures
-from worker.stream.events import CalibrationRecord, Episode
+from worker.stream.events import Episode
 from worker.stream.feature_changes import contexts_of
 from worker.stream.folding import one_thread
 from worker.stream.joining import ClosedWindow
-from worker.stream.lift import Lift
-from worker.stream.misfit import missed_by
 from worker.stream.parameters import Parameters
-
-#: Displays without a click from which an ad is judged, and usual passes for that number. A rate starts at the rate
-#: of all ads, with the weight of 20 displays, so none can fall below `COLLAPSED` before about 60 displays.
-LEAST_DISPLAYS: Final = 50
-LEAST_PASSES: Final = 10.0
-#: Share of the median below which an ad has collapsed.
-COLLAPSED: Final = 0.25
-#: Ads that are named.
-MOST_NAMED: Final = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnsweredArm:
-    """An active ad, the share of its displays that get a click or a pass, and its displays without a click."""
-
-    arm: str
-    rate: float
-    displays: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answering:
-    """The active ads that are answered least. One that hardly ever gets an answer has collapsed.
-
-    `lowest` has at most `MOST_NAMED` ads, those that have collapsed first; `indices` has all that have collapsed.
-    """
-
-    lowest: tuple[AnsweredArm, ...] = ()
-    indices: tuple[int, ...] = ()
-
-    @property
-    def collapsed(self) -> int:
-        """The number of ads that have collapsed."""
-        return len(self.indices)
-
-    @property
-    def unanswered(self) -> tuple[str, ...]:
-        """The ids of the ads that have collapsed, at most `MOST_NAMED`."""
-        return tuple(one.arm for one in self.lowest[: self.collapsed])
-
-
-def answering(parameters: Parameters) -> Answering | None:
-    """Return which active ads are answered least; None where it is not learned who goes on.
-
-    An ad has collapsed if hardly anybody goes on after it, and it gets hardly any clicks: the share of its displays
-    with any feedback is f_k + (1 − f_k) ρ_k, for the average user. One of the two alone is a matter of taste.
-
-    >>> from worker.bandit.additive import AdditiveModel
-    >>> from worker.bandit.answers import AnswerCounts
-    >>> from worker.stream.settings import Arm, LearningSettings
-    >>> from dataclasses import replace
-    >>> settings = LearningSettings(dim=1, horizon=1, model="additive", intercept=False)
-    >>> first = Parameters.first(settings, tuple(Arm(arm=name, reward=1) for name in "abcd"))
-    >>> counts = AnswerCounts(displayed=np.full((1, 4), 100.0), answered=np.array([[90.0, 0.0, 0.0, 80.0]]))
-    >>> known = AdditiveModel.certain(np.zeros(1), np.array([-2.0, -5.0, 0.0, -2.0]))  # c is clicked by half
-    >>> answering(replace(first, answers=counts, model=known)).unanswered
-    ('b',)
-    """
-    counts, rates = parameters.answers, parameters.rates
-    if counts is None or rates is None:
-        return None
-    active = np.array([arm.active for arm in parameters.arms], dtype=bool)
-    displays = counts.displayed.sum(axis=0)
-    if not active.any():
-        return Answering()
-    clicked = sigmoid(parameters.model.biases)
-    answered = clicked + (1 - clicked) * np.minimum(1.0, rates.arms)
-    usual, usually = (median(shares[active].tolist()) for shares in (rates.arms, answered))  # numpy's is slow to load
-    judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS) & (displays * usual >= LEAST_PASSES))
-    collapsed = (rates.arms < COLLAPSED * usual) & (answered < COLLAPSED * usually)
-    order = judged[np.lexsort((answered[judged], ~collapsed[judged]))][:MOST_NAMED].tolist()
-    lowest = tuple(
-        AnsweredArm(arm=parameters.arms[k].arm, rate=float(answered[k]), displays=int(displays[k])) for k in order
-    )
-    return Answering(lowest=lowest, indices=tuple(judged[collapsed[judged]].tolist()))
-
 
 T = TypeVar("T")
 
@@ -125,24 +46,18 @@ def episode_of(
     kept: Mapping[int, Parameters],
     predicted: Predicted | None = None,
     *,
-    lift: Lift | None,
-    steps: int | None,
     rejected: str | None,
-    late: int,
 ) -> Episode:
     """Return the episode of a window that was closed under `parent`, with `current` in force since.
 
-    `kept` are the versions that may have served it; `predicted` is what the parent expected of its displays; `lift` is
-    the comparison up to its end; `steps` are those of Newton's method, None without a fold; `rejected` is why there is
-    no usable estimate; `late` are the records that came late since the last episode.
+    `kept` are the versions that may have served it; `predicted` is what the parent expected of its displays; `rejected`
+    is why there is no usable estimate.
     """
     nothing: tuple[float | None, float | None] = (None, None)
     with one_thread(), np.errstate(all="ignore"):
         reward, expected = _tried(lambda: _revenue(window, parent, kept), nothing)
         bound, posterior = _tried(lambda: _regrets(window, current), nothing)
-        answered = _tried(lambda: answering(current), None)
-        calibration = _tried(lambda: _calibration(predicted, current, folded=steps is not None), None)
-        missing = _tried(lambda: missed_by(current), None)
+        calibration = None if predicted is None else _tried(lambda: window_figures(predicted), None)
     explored = [sum(plan.explored) / max(1, len(plan.slate)) for plan in window.plans]
     return Episode(
         version=current.version,
@@ -151,38 +66,15 @@ def episode_of(
         sessions=window.sessions,
         displays=len(window.rows),
         clicks=int(window.clicked.sum()),
-        late=late,
-        beta=current.beta,
-        explore_budget=current.explore_budget,
-        thresholds=current.thresholds,
-        frozen=current.frozen,
-        rejected=rejected,
-        folds=current.folds,
-        observations=current.observations,
-        newton_steps=steps,
-        learned=len(window.plans) if len(window.plans) < window.sessions else None,
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
         explored=float(sum(explored)),
         regret_bound=_finite(bound),
         regret_posterior=_finite(posterior),
-        lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
-        unanswered_arms=answered.unanswered or None if answered else None,
-        kept=current.kept if steps is not None and current.kept < 1 else None,
-        changed_arms=(current.changed or None) if steps is not None else None,
-        lift=None if lift is None else lift.figures,
-        guarded=current.guarded,
+        frozen=current.frozen,
+        rejected=rejected,
         calibration=calibration,
-        missed=missing or None,
     )
-
-
-def _calibration(predicted: Predicted | None, current: Parameters, *, folded: bool) -> CalibrationRecord | None:
-    """Return the figures of a window; if it made no version, the sums per ad have it in its episode only."""
-    if predicted is None:
-        return None
-    sums = current.calibration if folded else current.calibration.plus(predicted, arms=len(current.arms))
-    return window_figures(predicted, sums, [arm.arm for arm in current.arms])
 
 
 def _finite(number: float | None) -> float | None:

@@ -13,7 +13,7 @@ epoch, arms are ids (strings).
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from msgspec import Meta, Struct
 
@@ -338,41 +338,6 @@ class Tag(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_f
     version: Annotated[Count | None, described("Version; null removes the name.")]
 
 
-class Interval(NamedTuple):
-    """An estimate with the ends of its interval."""
-
-    estimate: Number
-    low: Number
-    high: Number
-
-
-class ComparedOutcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """An outcome per session: revenue, or clicks."""
-
-    policy: Annotated[Number, described("Of all sessions outside of the control group.")]
-    control: Annotated[Number, described("Of the control group.")]
-    difference: Annotated[Interval, described("Policy less control, and the ends of the interval.")]
-    relative: Annotated[
-        Interval | None,
-        described("The difference as a share of the control, and the ends of the interval; null or absent: unknown."),
-    ] = None
-
-
-class LiftFigures(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Comparison with the control group over all closed windows; intervals hold at all looks together with 95 %."""
-
-    control: Annotated[Identifier, described("What the control group gets.")]
-    since: Milliseconds
-    sessions: Annotated[Count, described("Sessions that were compared.")]
-    control_sessions: Annotated[Count, described("Those of the control group.")]
-    sentence: Annotated[str, described("The comparison of the revenue, for people.")]
-    revenue: Annotated[ComparedOutcome | None, described("null or absent while too little is known.")] = None
-    clicks: Annotated[ComparedOutcome | None, described("null or absent while too little is known.")] = None
-    mismatch: Annotated[
-        Number | None, described("Size of the control group relative to what it should be, if it is wrong.")
-    ] = None
-
-
 class PredictedClicks(Struct, frozen=True, kw_only=True, gc=False):
     """Predicted and observed clicks of several parts of the displays, a number of each part."""
 
@@ -381,24 +346,9 @@ class PredictedClicks(Struct, frozen=True, kw_only=True, gc=False):
     clicks: tuple[Count, ...]
 
 
-class AdCalibration(Struct, frozen=True, kw_only=True, gc=False):
-    """Predicted and observed clicks of an ad, in the fading sums."""
-
-    arm: Identifier
-    displays: Count
-    predicted: Amount
-    clicks: Count
-    deviations: Annotated[Number, described("Difference of both in standard deviations.")]
-
-
 class CalibrationRecord(Struct, frozen=True, kw_only=True, gc=False):
     """Clicks as the version before the window predicted them, and as they came, of the displays that count."""
 
-    displays: Count
-    predicted: Annotated[Amount, described("Sum of the click probabilities p.")]
-    variance: Annotated[Amount, described("Sum of p(1 − p).")]
-    clicks: Count
-    log_loss: Annotated[Amount, described("Sum of −ln p over clicks and −ln(1 − p) over other displays.")]
     tenths: Annotated[PredictedClicks, described("By tenths of the displays, the least probable first.")]
     positions: Annotated[PredictedClicks, described("By position, from 1.")]
     sessions: Annotated[
@@ -408,38 +358,27 @@ class CalibrationRecord(Struct, frozen=True, kw_only=True, gc=False):
             "Chosen ads look over-predicted, because overestimated ads are chosen."
         ),
     ]
-    worst: Annotated[
-        tuple[AdCalibration, ...], described("Ads that differ most clearly, in sums that fade over windows.")
-    ]
-
-
-class MissedPair(Struct, frozen=True, kw_only=True, gc=False):
-    """Two features that matter together and are not declared as a cross; the first is `ad` if tastes are missed."""
-
-    of: tuple[str, str]
-    deviations: Annotated[Number, described("Evidence, in standard deviations.")]
-    strength: Annotated[Amount, described("Standard deviation of what they add to the log-odds.")]
-    arms: Annotated[Count, described("Number of ads to which they clearly matter.")]
 
 
 class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Report on a closed window of event time. Topic: episodes. Key: version. Unknown fields are ignored."""
+    """Report on a closed window of event time. Topic: episodes. Key: version. Unknown fields are ignored.
+
+    The version that it names has the rest: exploration, the lift, what was forgotten and what is missed.
+    """
 
     version: Annotated[
         Count, described("Version in force after the window: its own, or the previous one if it made none.")
     ]
     window_start: Milliseconds
     window_end: Annotated[Milliseconds, described("End of the window, exclusive.")]
-    sessions: Annotated[Count, described("Number of sessions that arrived in the window.")]
+    sessions: Annotated[
+        Count, described("Number of sessions that arrived in the window. No other figure has those that are uncertain.")
+    ]
     displays: Annotated[Count, described("Number of observed displays: clicked or passed over.")]
     clicks: Count
     reward: Annotated[Amount, described("Revenue of the clicks.")]
     expected_reward: Annotated[Number, described("Revenue of these sessions predicted by the serving versions.")]
     explored: Annotated[Amount, described("Number of exploring sessions, as the mean over the positions.")]
-    late: Annotated[Count, described("Number of records for windows that were already closed.")]
-    beta: Annotated[Amount, described("Width of exploration.")]
-    explore_budget: Annotated[Count, described("M_t: number of sessions that may explore.")]
-    thresholds: Annotated[tuple[Number, ...], described("Least score of an exploring session, per position.")]
     regret_bound: Annotated[
         Number | None,
         described(
@@ -458,50 +397,8 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         str | None,
         described("Reason why the version of this window was rejected; null or absent if it was published."),
     ] = None
-    folds: Annotated[Count | None, described("t: number of versions that folded sessions.")] = None
-    observations: Annotated[Count | None, described("Number of displays observed so far.")] = None
-    newton_steps: Annotated[Count | None, described("Number of steps until the estimate converged.")] = None
-    lowest_answer_rate: Annotated[
-        Rate | None,
-        described(
-            "Lowest share of the displays of an active arm that get a click or a pass; null or absent if none is known."
-        ),
-    ] = None
-    unanswered_arms: Annotated[
-        tuple[Identifier, ...] | None,
-        described(
-            "Active arms whose displays are hardly ever answered, at most ten; null or absent if there are none."
-        ),
-    ] = None
-    learned: Annotated[
-        Count | None,
-        described(
-            "Number of sessions that were learned from, if not all were: uncertain sessions are not, and displays, "
-            "clicks, reward, expected_reward and explored are without them. Missing: all were."
-        ),
-    ] = None
-    kept: Annotated[
-        Probability | None,
-        described(
-            "Share of what older sessions have said that the fold of this window kept. Below 1 if they were forgotten, "
-            "because users or ads have changed, or by the setting forgetting. Missing: all of it was kept."
-        ),
-    ] = None
-    changed_arms: Annotated[
-        tuple[Identifier, ...] | None,
-        described("Arms that have changed: the fold of this window forgot what was known of each. Missing: none."),
-    ] = None
-    lift: Annotated[LiftFigures | None, described("Comparison with the control group; missing: there is none.")] = None
-    guarded: Annotated[bool, described("Whether exploration is stopped, because of a certain loss. Missing: no.")] = (
-        False
-    )
-
     calibration: Annotated[
         CalibrationRecord | None, described("Clicks as predicted. Missing before the second fold.")
-    ] = None
-    missed: Annotated[
-        tuple[MissedPair, ...] | None,
-        described("Pairs of features that the model misses, the clearest first. Missing: none is known."),
     ] = None
 
 

@@ -68,11 +68,11 @@ def one_thread() -> AbstractContextManager[object]:
     return limit
 
 
-def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None = None) -> tuple[Parameters, int | None]:
+def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None = None) -> Parameters:
     """Fold a window into the parent's estimate, under the parent's settings; raise `EstimationError` at the gate.
 
-    Return the parent with the new estimate, not yet numbered, and the number of Newton steps. That is None if the
-    sessions of the window only wait for more. `predicted` is what the parent expected of the window.
+    Return the parent with the new estimate, not yet numbered, or with the sessions of the window if these only wait for
+    more. `predicted` is what the parent expected of the window.
     """
     settings = parent.settings
     try:
@@ -80,7 +80,7 @@ def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None =
             sessions = observed(parent, window)
             if parent.awaits_standardisation:
                 if len(sessions) < LEAST_SESSIONS:
-                    return replace(parent, pending=sessions, answers=_answers(parent, window, 1.0)), None
+                    return replace(parent, pending=sessions, answers=_answers(parent, window, 1.0))
                 parent = replace(parent, pending=None, standardisation=_standardisation(parent, sessions))
                 first = first_model(settings, parent.arms, parent.prepared(sessions.contexts))
                 parent = replace(parent, model=first)
@@ -106,7 +106,7 @@ def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None =
                 answers=_answers(parent, window, fit.kept),
             )
             folded = replace(folded, radius=_radius(folded, data), **_compared(parent, predicted, fit))
-            return with_thresholds(folded, window.plans), fit.steps
+            return with_thresholds(folded, window.plans)
     except MemoryError:
         raise
     except Exception as error:  # a window must not be able to stop the learner

@@ -139,7 +139,6 @@ class Learner:
         self.windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
         self._next_offset = loaded.resume_offset
         self._live_from = loaded.journal_offset + 1
-        self._late = self._late_counted = 0
         self._live = False
 
     # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,7 +188,7 @@ class Learner:
         A record that cannot be read, or that raises, is counted and passed over. Raises only `FailedError`, if a
         version that is known comes out with another content, and `MemoryError`.
         """
-        outcome, late = Outcome(), self._late
+        outcome = Outcome()
         for offset, value, *timestamp in records:
             if offset < self._next_offset:
                 continue
@@ -208,17 +207,16 @@ class Learner:
                 _pass_over(offset, error, outcome)
         if not self._live and self._next_offset >= self._live_from:
             self._go_live(outcome)
-        outcome.late = self._late - late
         return outcome
 
     def _take(self, offset: int, event: JournalEvent, outcome: Outcome) -> None:
         if isinstance(event, FeedbackFact):
-            self._late += not self.windows.answer(offset, event) and self._live
+            outcome.late += not self.windows.answer(offset, event) and self._live
         elif isinstance(event, Opened):
             dim = width_of_context(self._current, event.parameters_version)
             if len(event.context) != dim:
                 raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {dim}")
-            self._late += not self.windows.open(offset, event) and self._live
+            outcome.late += not self.windows.open(offset, event) and self._live
         elif self._live:
             self._carry_out(offset, event, outcome)
 
@@ -279,31 +277,17 @@ class Learner:
             self._lift = compared(self._lift, window, settings, parent, self._kept)
         if not window.plans:
             return
-        kept, steps, rejected = dict(self._kept), None, None
+        kept, rejected = dict(self._kept), None
         predicted = predicted_by(parent, window)
         if not parent.frozen:
             try:
-                folded, steps = fold(under(settings, parent), window, predicted)
+                folded = fold(under(settings, parent), window, predicted)
             except EstimationError as error:
                 rejected = str(error)
             else:
                 self._make(folded, offset, end + settings.grace + settings.lateness, outcome)
         if self._with_episodes:
-            late = self._late - self._late_counted
-            outcome.episodes.append(
-                episode_of(
-                    window,
-                    parent,
-                    self._current,
-                    kept,
-                    predicted,
-                    lift=self._lift,
-                    steps=steps,
-                    rejected=rejected,
-                    late=late,
-                )
-            )
-            self._late_counted = self._late
+            outcome.episodes.append(episode_of(window, parent, self._current, kept, predicted, rejected=rejected))
 
     def _make(self, candidate: Parameters, offset: int, effective_at: int, outcome: Outcome) -> None:
         """Give a version its number and position in the journal, and make it the current one."""
