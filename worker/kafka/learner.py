@@ -70,10 +70,6 @@ def run_learner(settings: WorkerSettings) -> None:
 class JournalPublisher:
     """Folds the journal from the resume offset of the newest version, and publishes the results."""
 
-    #: Seconds from a version to its record in the history, which nobody waits for. Meanwhile workers read the version:
-    #: while the history was written just then, the p50 of decisions was 28 ms, two seconds later 10.
-    history_delay = 2.0
-
     def __init__(
         self,
         topics: Topics,
@@ -91,7 +87,6 @@ class JournalPublisher:
         self._producer = producer
         self._parameters_position = 0
         self._reported = monotonic()
-        self._unkept_since: float | None = None  # a version that is not in the history yet
 
     def run(self, make_learner: Callable[[], Learner]) -> None:
         """Fold and publish for ever; `make_learner` starts from the published versions."""
@@ -108,10 +103,7 @@ class JournalPublisher:
         learner.check_start(*self._journal.bounds(self._topics.journal))
         position = learner.resume_offset
         self._journal.read_from({(self._topics.journal, ONLY_PARTITION): position})
-        begun = learner.begin()
-        if self.published.history:
-            self.keep(begun.troubles)  # what the learner before this one has not written
-        self.publish(begun, learner, position)
+        self.publish(learner.begin(), learner, position)
         while True:
             records = self._next_records(position)
             if records:
@@ -120,10 +112,6 @@ class JournalPublisher:
                 self.publish(outcome, learner, position)
             elif monotonic() - self._reported > REPORT_INTERVAL:
                 self._report(learner, position, Outcome())
-            if self._unkept_since is not None and monotonic() - self._unkept_since > self.history_delay:
-                outcome = Outcome()
-                self.keep(outcome.troubles)
-                self._report(learner, position, outcome)
 
     def _next_records(self, position: int) -> list[Message]:
         try:
@@ -154,10 +142,9 @@ class JournalPublisher:
             if not self.published.wants(version):
                 log.info("version %d is published already", version.version)
                 continue
-            if self._unkept_since is not None:  # at most one waits: however fast versions come, none is left out
-                self.keep(outcome.troubles)
+            # Those before it: while workers read and prepare a version, its record in the history would delay them.
+            self.keep(outcome.troubles)
             self._write(version)
-            self._unkept_since = monotonic()
             first = self.published.content(version.version)
             if first is not None and first.sha256 != version.sha256:
                 # Another learner was faster. Of the records with one key, compaction keeps the last: let it be the
@@ -194,16 +181,14 @@ class JournalPublisher:
 
     def keep(self, troubles: Troubles) -> None:
         """Add the last versions to the history. A failure delays it and nothing else: the next version repeats it."""
-        versions, self._unkept_since = self.published.history, None
         try:
-            self._history.keep(versions)
+            self._history.keep(self.published.history)
         except KafkaException as error:
-            troubles.add("history", f"versions up to {versions[-1].version}: {reason_of(error)}")
+            troubles.add("history", f"versions up to {self.published.version}: {reason_of(error)}")
 
     def _tag(self, tag: Tag, troubles: Troubles) -> None:
         self.read_parameters()
-        if self._unkept_since is not None:
-            self.keep(troubles)
+        self.keep(troubles)
         try:
             self._history.tag(tag, self.published.history)
         except KafkaException as error:
