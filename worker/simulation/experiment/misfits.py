@@ -33,11 +33,4 @@ class Misfits:
         tested = evidence(self._sums, self._settings, self._arms)
         if not tested:
             return None
-        first = tested[0]
-        return FoundPair(
-            of=first.of,
-            is_true=first.of in self._interacting,
-            deviations=first.deviations,
-            strength=first.strength,
-            alarms=self._alarms,
-        )
+        return FoundPair(is_true=tested[0].of in self._interacting, alarms=self._alarms)

@@ -146,16 +146,9 @@ def last_episodes(episodes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPair:
-    """The pair of features for which the evidence is strongest at the end of a run, and whether it is one that matters.
+    """Whether the pair of features with the strongest evidence at the end matters, and episodes with any report."""
 
-    deviations, strength : as in an episode record
-    alarms : episodes after which any pair was reported
-    """
-
-    of: tuple[str, str]
     is_true: bool
-    deviations: float
-    strength: float
     alarms: int
 
 
