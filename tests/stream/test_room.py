@@ -39,7 +39,7 @@ def test_an_arrival_without_room_is_answered_and_leaves_nothing_behind() -> None
     assert check_token(SECRET, decision["tokens"][0], **display) == decision["arrived_at"]
     assert (emits.journal, emits.changelog, list(task.table)) == ([], [], ["a"])
     assert (emits.tally.arrivals, emits.tally.unremembered, emits.tally.opened) == (1, 1, 0)
-    assert dict(emits.tally.decisions) == {("fallback", 1): 1}
+    assert dict(emits.tally.decisions) == {"fallback": 1}
     ((kind, times, example),) = emits.tally.troubles
     assert (kind, times, example) == ("too-many-sessions", 1, "1 sessions are held, and 1 may be")
 

@@ -10,28 +10,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 
+from worker.cli.main import load
 from worker.cli.options.parser import build_parser
 from worker.cli.options.places import resolve
 from worker.runtime.child import run_child
 
-
-def _learn_on_kafka(arguments: Sequence[str]) -> None:
-    from worker.cli.worker import COMMAND, read
-    from worker.kafka.learner import run_learner
-
-    run_learner(read(resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments))))
+#: The learner of a command, by its name.
+LEARNERS = {"worker": "worker.kafka.learner", "serve": "worker.serve.learner"}
 
 
-def _learn_in_a_folder(arguments: Sequence[str]) -> None:
-    from worker.cli.serve import COMMAND, read
-    from worker.serve.learner import run_learner
-
-    run_learner(read(resolve(build_parser(COMMAND, "adcascade serve").parse_args(arguments))))
-
-
-WORK = {"worker": _learn_on_kafka, "serve": _learn_in_a_folder}
+def learn(name: str, arguments: Sequence[str]) -> None:
+    """Run the learner of a command with the command's options."""
+    options = resolve(build_parser(load(name), f"adcascade {name}").parse_args(arguments))
+    import_module(LEARNERS[name]).run_learner(import_module(f"worker.cli.{name}").read(options))
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(partial(WORK[sys.argv[1]], sys.argv[2:])))
+    sys.exit(run_child(partial(learn, sys.argv[1], sys.argv[2:])))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
@@ -163,17 +163,14 @@ def problem_in(error: Exception) -> ProblemError:
 def add_pages(app: web.Application, pages: Mapping[str, Route]) -> None:
     """Add pages to an application."""
     for path, route in pages.items():
-        app.router.add_get(path, _page_handler(route))
+        app.router.add_get(path, partial(_page, route))
 
 
-def _page_handler(route: Route) -> Handler:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        # In a thread: the figures of a large catalogue take a while, and health checks must not wait for them.
-        page: Page = await asyncio.to_thread(route, request.headers)
-        headers = {**HEADERS, "Content-Type": page.kind, **dict(page.headers)}
-        response = web.Response(body=page.body, status=page.status, headers=headers)
-        if len(page.body) >= _LEAST_COMPRESSED:
-            response.enable_compression()
-        return response
-
-    return answer
+async def _page(route: Route, request: web.Request) -> web.StreamResponse:
+    # In a thread: the figures of a large catalogue take a while, and health checks must not wait for them.
+    page: Page = await asyncio.to_thread(route, request.headers)
+    headers = {**HEADERS, "Content-Type": page.kind, **dict(page.headers)}
+    response = web.Response(body=page.body, status=page.status, headers=headers)
+    if len(page.body) >= _LEAST_COMPRESSED:
+        response.enable_compression()
+    return response

@@ -18,7 +18,6 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
 from typing import Final
 
 import numpy as np
@@ -92,26 +91,11 @@ def _sizes(parameters: Parameters) -> Reading:
     return None if parameters.lift is None else dict(zip(GROUPS, parameters.lift.groups[:, 0].tolist(), strict=True))
 
 
-def _labels(horizon: int) -> tuple[str, ...]:
-    return POSITIONS[:horizon] if horizon <= MOST_POSITIONS else POSITIONS
-
-
-def _label(position: int) -> str:
-    """Return the label of a position; those beyond `MOST_POSITIONS` share the last one."""
-    return str(position) if position <= MOST_POSITIONS else POSITIONS[-1]
-
-
-def _decisions(snapshot: Snapshot) -> Reading:
-    counts: Counter[tuple[str, str]] = Counter(dict.fromkeys(product(MODES, _labels(snapshot.horizon)), 0))
-    for (mode, position), count in snapshot.now.tally.decisions.items():
-        counts[mode, _label(position)] += count
-    return counts
-
-
 def _clicks(snapshot: Snapshot) -> Reading:
-    counts = Counter(dict.fromkeys(_labels(snapshot.horizon), 0))
+    """Read the clicks by position; those beyond `MOST_POSITIONS` share the last label."""
+    counts = Counter(dict.fromkeys(POSITIONS[: snapshot.horizon], 0))
     for position, count in snapshot.now.tally.clicks.items():
-        counts[_label(position)] += count
+        counts[str(position) if position <= MOST_POSITIONS else POSITIONS[-1]] += count
     return counts
 
 
@@ -346,9 +330,8 @@ CATALOGUE: Final = (
     counter(
         "adcascade_decisions_total",
         "Decisions sent, including repeated ones.",
-        _decisions,
+        lambda snapshot: {mode: snapshot.now.tally.decisions[mode] for mode in MODES},
         mode=MODES,
-        position=POSITIONS,
     ),
     counter("adcascade_clicks_total", "Clicked sessions by position of the click.", _clicks, position=POSITIONS),
     counter(

@@ -140,7 +140,7 @@ class Serving(SessionTable):
         emits.changelog += self._reader.fitting("sessions-changelog", changed_values, emits)
         pairs = [(decision.session_id.encode(), encode_decision(decision)) for decision in decisions]
         emits.decisions += self._reader.fitting("decisions", pairs, emits)
-        emits.tally.decisions.update((decision.mode, decision.position) for decision in decisions)
+        emits.tally.decisions.update(decision.mode for decision in decisions)
 
     # ── arrivals ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -151,7 +151,7 @@ class Tally:
     expected_reward: float = 0.0
     dead: Counter[str] = field(default_factory=Counter)  # reason
     ended: Counter[str] = field(default_factory=Counter)  # how
-    decisions: Counter[tuple[str, int]] = field(default_factory=Counter)  # mode, position
+    decisions: Counter[str] = field(default_factory=Counter)  # mode
     clicks: Counter[int] = field(default_factory=Counter)  # position
     unlisted: Unlisted = field(default_factory=Unlisted)
     troubles: Troubles = field(default_factory=Troubles)

@@ -193,10 +193,8 @@ def lately(snapshot: Snapshot) -> dict[str, Any]:
     """Return counts and quantiles since the oldest mark; `span` is the time since then in milliseconds."""
     since, now = snapshot.since, snapshot.now
     before = since.tally if since else Tally()
-    modes: Counter[str] = Counter()
-    for sign, tally in ((1, now.tally), (-1, before)):
-        for (mode, _), count in tally.decisions.items():
-            modes[mode] += sign * count
+    modes = Counter(now.tally.decisions)
+    modes.subtract(before.decisions)
     spent = _quantiles(snapshot, "decision_duration_seconds", ())
     waited = _quantiles(snapshot, "arrival_to_decision_seconds", ())
     return {
