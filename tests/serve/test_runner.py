@@ -16,6 +16,7 @@ from worker.errors import FailedError
 from worker.http.api import read_arrive, read_feedback
 from worker.http.service import AdRequest, Answer, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
+from worker.runtime.settings import ProcessSettings
 from worker.secret import Secret
 from worker.serve.runner import ServeRunner
 from worker.serve.state import StateFolder, StateView
@@ -58,14 +59,10 @@ class Scene:
         self.versions = Versions(Parameters.first(LEARNING, ARMS))
         self.metrics = Metrics()
         self.state = state
-        self.runner = ServeRunner(
-            ServeStore(state),
-            self.versions,
-            self.metrics,
-            clock=lambda: self.now,
-            progress_interval=3600.0,
-            **more,
+        settings = ProcessSettings(
+            learner=(), learning=LEARNING, clock=lambda: self.now, progress_interval=3600.0, **more
         )
+        self.runner = ServeRunner(ServeStore(state), self.versions, self.metrics, settings)
 
     def later(self, seconds: float = 10.0) -> float:
         return asyncio.get_running_loop().time() + seconds

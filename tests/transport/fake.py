@@ -15,7 +15,8 @@ from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
 from worker.kafka.polls import Flights, Poll, RecordList, Writer
 from worker.metrics import Metrics
-from worker.stream.decoding import Limits
+from worker.runtime.clock import Clock, steady_clock
+from worker.runtime.settings import ProcessSettings
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
@@ -28,10 +29,13 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def new_partitions(topics: Topics, metrics: Metrics, zero: Parameters = ZERO, **options: Any) -> Partitions:
+def new_partitions(
+    topics: Topics, metrics: Metrics, zero: Parameters = ZERO, *, steady: Clock = steady_clock, **options: Any
+) -> Partitions:
     """Return the partitions of a worker that has one published version."""
     published = PublishedParameters(zero, [zero], metrics)
-    return Partitions(published, topics, metrics, know_versions=settle, limits=Limits(), **options)
+    process = ProcessSettings(learner=(), learning=settings(), **options)
+    return Partitions(published, process, topics, metrics, know_versions=settle, steady=steady)
 
 
 class FakeWorker:

@@ -21,7 +21,7 @@ from worker.kafka.partitions import Partitions
 from worker.kafka.polls import Poll, RecordList
 from worker.metrics import Metrics
 from worker.metrics.catalogue import STAGES
-from worker.stream.decoding import Limits
+from worker.runtime.settings import ProcessSettings
 from worker.stream.serving import Serving
 from worker.stream.topology import Emits, Record, Tally, Topics
 
@@ -44,12 +44,14 @@ class EchoPartitions(Partitions):
     def __init__(self, know_versions: Callable[[], Awaitable[None]], explosive: Callable[[Record], bool]) -> None:
         metrics = Metrics()
         published = PublishedParameters(ZERO, [ZERO], metrics)
-        super().__init__(published, TOPICS, metrics, know_versions=know_versions, limits=Limits())
+        process = ProcessSettings(learner=(), learning=ZERO.settings)
+        super().__init__(published, process, TOPICS, metrics, know_versions=know_versions)
         self.explosive = explosive
         self.made: list[Any] = []
+        self.make_serving = self._make_echo
         self.calls = 0
 
-    def make_serving(self, partition: int) -> Any:
+    def _make_echo(self, partition: int) -> Any:
         self.made.append(echo())
         return self.made[-1]
 

@@ -28,11 +28,9 @@ from worker.kafka.consumer import Consumer
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.polls import Flight, Poll, RecordList, Writer
 from worker.metrics import Metrics
-from worker.runtime.clock import Clock, ComparedClock, steady_clock, wall_clock
-from worker.secret import Secret
-from worker.stream.decoding import Limits
+from worker.runtime.clock import Clock, ComparedClock, steady_clock
+from worker.runtime.settings import ProcessSettings
 from worker.stream.serving import Serving, handle_together
-from worker.stream.table import SessionRoom
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics, dead_letter
 
 log = logging.getLogger(__name__)
@@ -58,33 +56,23 @@ class Partitions:
     def __init__(
         self,
         parameters: PublishedParameters,
+        settings: ProcessSettings,
         topics: Topics,
         metrics: Metrics,
         *,
         know_versions: Callable[[], Awaitable[None]],
-        limits: Limits,
-        clock: Clock = wall_clock,
         steady: Clock = steady_clock,
-        secret: Secret | None = None,
-        max_open_sessions: int | None = None,
     ) -> None:
         self.servings: dict[int, Serving] = {}
         #: The time up to which the progress of each partition is durable.
         self.progress: dict[int, int] = {}
         self.parameters = parameters
         report = partial(metrics.troubles.set, "clock")
-        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=report, steady=steady)
+        self.clock = ComparedClock(settings.clock, most=settings.limits.max_ahead_ms, report=report, steady=steady)
         self._topics = topics
         self._metrics = metrics
         self._know_versions = know_versions
-        self._make_serving = partial(
-            Serving,
-            parameters.versions,
-            topics=topics,
-            limits=limits,
-            secret=secret,
-            room=SessionRoom(max_open_sessions),
-        )
+        self.make_serving = settings.serving(parameters.versions, topics)
         self._generation = self._next_number = -1
         self._knowing: asyncio.Task[None] | None = None
         self._consumer: Consumer
@@ -127,10 +115,6 @@ class Partitions:
                 raise
             self.servings[partition] = serving
             self._consumer.flights.changelog[partition] = ends.get(partition, -1)
-
-    def make_serving(self, partition: int) -> Serving:
-        """Return the sessions of a partition, none so far."""
-        return self._make_serving(partition=partition)
 
     async def _begin(self, generation: int) -> None:
         """Begin a generation, with all versions that the last owners of the partitions knew."""

@@ -48,16 +48,7 @@ def run_worker(settings: WorkerSettings) -> int:
         prepare=parameters.prepare,
         report=partial(metrics.troubles.set, "versions-down"),
     )
-    partitions = Partitions(
-        parameters,
-        topics,
-        metrics,
-        know_versions=versions.catch_up,
-        clock=settings.clock,
-        limits=settings.limits,
-        secret=settings.secret,
-        max_open_sessions=settings.max_open_sessions,
-    )
+    partitions = Partitions(parameters, settings, topics, metrics, know_versions=versions.catch_up)
     app = _make_app(settings, partitions, versions, metrics, count)
     unready = partial(_unready, app, versions, parameters)
     routes = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
@@ -15,6 +15,7 @@ from worker.stream.decoding import Limits
 from worker.stream.feature_changes import differing
 from worker.stream.features import listed
 from worker.stream.parameters import Parameters
+from worker.stream.serving import Serving
 from worker.stream.settings import (
     KEPT_BY_MODEL,
     NO_CONTEXT,
@@ -25,6 +26,9 @@ from worker.stream.settings import (
     ignored_scale,
 )
 from worker.stream.starting import Start
+from worker.stream.table import SessionRoom
+from worker.stream.topology import Topics
+from worker.stream.versions import Versions
 
 #: Changes of a catalogue that a line lists.
 LISTED: Final = 5
@@ -48,6 +52,13 @@ class ProcessSettings:
     max_open_sessions: int = 50_000  # fit into 512 MB with the learner, with contexts of up to 128 numbers
     progress_interval: float = 1.0
     clock: Clock = wall_clock
+
+    def serving(self, versions: Versions, topics: Topics) -> Callable[[int], Serving]:
+        """Return what makes the sessions of a partition, none so far; all partitions share the bound of sessions."""
+        room = SessionRoom(self.max_open_sessions)
+        return lambda partition: Serving(
+            versions, topics=topics, limits=self.limits, secret=self.secret, room=room, partition=partition
+        )
 
     def configured(self, history: Sequence[Parameters]) -> tuple[LearningSettings, Parameters]:
         """Return the settings of learning, and the first version: of the history, else version 0 by these settings.

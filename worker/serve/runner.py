@@ -33,16 +33,14 @@ from worker.http.service import (
     fallback_answer,
 )
 from worker.metrics import Metrics
-from worker.secret import Secret
+from worker.runtime.settings import ProcessSettings
 from worker.serve.store import TOPICS, Lesson, ServeStore
-from worker.stream.decoding import Limits, Rejected
+from worker.stream.decoding import Rejected
 from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
 from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
-from worker.stream.serving import Serving
 from worker.stream.session import Session
-from worker.stream.table import SessionRoom
 from worker.stream.topology import ONLY_PARTITION, DeadLetter, Emits, Record, Tally
 from worker.stream.versions import Versions
 
@@ -74,37 +72,18 @@ class Waiting:
 
 
 class ServeRunner:
-    """The `AdService` of this process: handles requests in batches.
+    """The `AdService` of this process: handles requests in batches."""
 
-    Parameters
-    ----------
-    clock : milliseconds since the epoch
-    progress_interval : seconds between two progress records; the log is on disk as often
-    """
-
-    def __init__(
-        self,
-        store: ServeStore,
-        versions: Versions,
-        metrics: Metrics,
-        *,
-        clock: Callable[[], int],
-        limits: Limits | None = None,
-        secret: Secret | None = None,
-        max_open_sessions: int | None = None,
-        progress_interval: float = 1.0,
-    ) -> None:
+    def __init__(self, store: ServeStore, versions: Versions, metrics: Metrics, settings: ProcessSettings) -> None:
         self.versions = versions
-        self.serving = Serving(
-            versions, topics=TOPICS, limits=limits, secret=secret, room=SessionRoom(max_open_sessions)
-        )
+        self.serving = settings.serving(versions, TOPICS)(ONLY_PARTITION)
         self.failure: str | None = None
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
-        self._limits = limits or Limits()
+        self._limits = settings.limits
         self._metrics = metrics
-        self._clock = clock
-        self._interval = progress_interval
+        self._clock = settings.clock
+        self._interval = settings.progress_interval
         self._waiting: list[Waiting] = []
         self._ended: dict[int, int] = {}  # hashes of deleted sessions, and when they were deleted, the oldest first
         self._has_work = asyncio.Event()

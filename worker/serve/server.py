@@ -72,16 +72,7 @@ class Server:
             versions.learn(parameters)
         self._metrics.version(versions.newest)
         versions.at(settings.clock()).prepare()  # now, not in the first request
-        self._runner = ServeRunner(
-            store,
-            versions,
-            self._metrics,
-            clock=settings.clock,
-            limits=settings.limits,
-            secret=settings.secret,
-            max_open_sessions=settings.max_open_sessions,
-            progress_interval=settings.progress_interval,
-        )
+        self._runner = ServeRunner(store, versions, self._metrics, settings)
         self._desk = OrderDesk(self._runner)
         self._learner = LearnerProcess(settings.learner, self._on_status, self._metrics.troubles)
 
