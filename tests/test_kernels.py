@@ -100,13 +100,13 @@ def test_a_version_carries_the_fingerprint_of_its_kernels_outside_of_its_hash(re
 
 def test_a_version_of_other_kernels_that_differs_by_rounding_is_the_same_and_the_reason_is_named(recorded):
     version = recorded[1]
-    nudged = replace(version, radius=version.radius + 1e-12, kernels="numpy 9.9.9 (elsewhere)")
+    nudged = replace(version, model=version.model.shifted(0, 1e-12), kernels="numpy 9.9.9 (elsewhere)")
     with pytest.raises(RoundedError, match=r"only by rounding .* made with numpy 9\.9\.9 .*, the other with numpy"):
         check_same(nudged, version)
     with pytest.raises(RoundedError, match=r"only by rounding \([^)]*\)$"):
         check_same(replace(nudged, kernels=version.kernels), version)
     with pytest.raises(FailedError, match="two learners disagree"):
-        check_same(replace(nudged, radius=version.radius + 1e-6), version)
+        check_same(replace(nudged, model=version.model.shifted(0, 1e-6)), version)
 
 
 def replay(path: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -61,7 +61,7 @@ def test_the_additive_model_serves_the_same_users_beside(adcascade):
 
 
 @pytest.mark.parametrize("environment", ["uniform", "rare", "tastes", "leaving"])
-@pytest.mark.parametrize("policy", ["ucbbp --repeats", "epsilon-greedy", "ucbbp --beta theory"])
+@pytest.mark.parametrize("policy", ["ucbbp --repeats", "epsilon-greedy"])
 def test_every_environment_runs_with_any_policy(adcascade, environment, policy):
     ended = adcascade(f"{QUICK} --environment {environment} --policy {policy} --json - --dim 2 --arms 3")
     assert (ended.code, ended.json["parameters_version"]) == (0, 3)

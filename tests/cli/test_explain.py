@@ -143,12 +143,6 @@ def test_arms_may_be_excluded(explain):
         assert explain("hand", "[0]", "--json", "-", *more).json["slate"] == slate
 
 
-def test_theory_without_a_recorded_radius_is_computed(explain, tmp_path):
-    (tmp_path / "hand.json").write_text(json.dumps({**BY_HAND, "beta": "theory", "bonus": "paper"}))
-    result = explain("hand", "[0]", "--json", "-").json
-    assert all(arm["bonus"] > 5 * arm["width"] for arm in result["positions"][0]["arms"])
-
-
 def test_a_context_may_come_from_a_file_or_standard_input(explain, tmp_path, monkeypatch):
     (tmp_path / "x.json").write_text("[0.5, -1]\n")
     given = explain("p", "[0.5, -1]")

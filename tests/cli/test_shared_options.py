@@ -169,10 +169,10 @@ def test_every_setting_is_an_option_of_the_same_name(kind: Any, command: str, ot
 def test_flags_variables_and_the_file_reach_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "worker.toml"
     file.write_text('window = "2m"\n[worker]\nlateness = "750ms"\npolicy = "aucbbp"\n')
-    given = resolved("--config", str(file), "--policy", "greedy", "--no-repeats", ADCASCADE_BETA="theory")
+    given = resolved("--config", str(file), "--policy", "greedy", "--no-repeats", ADCASCADE_BETA="2")
     settings = filled(LearningSettings, given, dim=7)
     assert (settings.window, settings.lateness, settings.policy) == (120_000, 750, "greedy")
-    assert (settings.repeats, settings.beta, settings.dim, settings.session_timeout) == (False, "theory", 7, 60_000)
+    assert (settings.repeats, settings.beta, settings.dim, settings.session_timeout) == (False, 2.0, 7, 60_000)
 
 
 def test_a_short_token_secret_is_refused_without_being_shown(monkeypatch, adcascade) -> None:

@@ -44,7 +44,7 @@ WRONG = {
     "demo --policy gredy": "--policy: unknown value 'gredy'; did you mean greedy? one of ",
     "demo --unheard-of": "(see adcascade demo --help)",
     "demo --horizom=1": "did you mean --horizon?",
-    "worker --dim 2 --beta much": "--beta: must be a number, not 'much' (or theory)",
+    "worker --dim 2 --beta much": "--beta: must be a number, not 'much'",
     "worker --dim 2 --window 0": "window must be a whole number of at least 1",
     "worker --dim 2 --window 60": "--window: must be a time with a unit",
     "worker --dim 2 --window 1.0001s": "of whole milliseconds, not '1.0001s'",

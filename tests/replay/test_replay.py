@@ -194,7 +194,6 @@ def test_the_prefix_selects_the_topics(lines: list[Document], replayed: Replay) 
         {"policy": "aucbbp", "horizon_episodes": 10},
         {"policy": "epsilon-greedy"},
         {"repeats": False},
-        {"beta": "theory"},
         {"unanswered": "passed", "forgetting": 0.9},
     ],
     ids=str,

@@ -51,7 +51,7 @@ def test_an_uncertain_session_counts_as_a_session_only() -> None:
 def test_windows_count_while_learning_is_frozen_or_rejected(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[JournalEvent] = [Command(action="freeze")] if why == "frozen" else []
     if why == "rejected":
-        monkeypatch.setattr(folding, "confidence_radius", lambda *_, **__: float("nan"))
+        monkeypatch.setattr(folding, "rounded", lambda *_, **__: 1 / 0)
     for number in range(REPUBLISH):
         events += [*session(f"s{number}", 1000 * number), progress(1000 * number + 1350)]
     versions = Learner(SETTINGS, ARMS).handle(written(events)).versions

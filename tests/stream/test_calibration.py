@@ -81,7 +81,7 @@ def test_a_window_without_a_version_has_its_figures_in_the_episode_alone(
     known = learner.current
     events = [*([Command(action="freeze")] if why == "frozen" else []), *window(2)]
     if why == "rejected":
-        monkeypatch.setattr(folding, "confidence_radius", lambda *_, **__: float("nan"))
+        monkeypatch.setattr(folding, "rounded", lambda *_, **__: 1 / 0)
     (episode,) = learner.handle(written(events, start=1000)).episodes
     assert episode.calibration is not None
     assert episode.calibration.sessions.displays == (40, 0, 0)

@@ -201,7 +201,7 @@ def test_without_repeats_the_first_score_is_the_revenue_of_the_best_slate(seed, 
         version = replace(version, model=replace(version.model, positions=np.zeros(3)))
     context = np.random.default_rng(seed).standard_normal(3)
     odds = version.model.log_odds(context[None])[0]
-    chances = bonus_named("curve").optimistic(odds, version.beta * version.model.widths(context[None])[0])
+    chances = bonus_named("curve").optimistic(odds, version.settings.beta * version.model.widths(context[None])[0])
     best = 0.0
     for slate in permutations([0, 1, 3], 3):
         value = 0.0

@@ -137,7 +137,6 @@ def restarted(journal: Journal, every: int, **changes: Any) -> dict[int, Paramet
     st.integers(1, 40),
     st.fixed_dictionaries(
         {
-            "beta": st.sampled_from([2.5, "theory"]),
             "policy": st.sampled_from(["ucbbp", "aucbbp"]),
             "forgetting": st.sampled_from([1.0, 0.9, "auto"]),
             "spread": st.sampled_from([0.0, 1.0]),

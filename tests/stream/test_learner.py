@@ -440,16 +440,12 @@ def test_a_fold_without_a_usable_estimate_is_rejected_and_the_next_window_goes_o
     encode_episode(rejected)
 
 
-@pytest.mark.parametrize("what", ["thresholds", "radius"])
-def test_numbers_that_are_not_finite_do_not_pass_the_gate(what, monkeypatch) -> None:
-    if what == "radius":
-        monkeypatch.setattr(folding, "confidence_radius", lambda *_, **__: float("nan"))
-    else:
-        monkeypatch.setattr(folding, "score_of_rank", lambda *_: (float("inf"), 1.0))
+def test_numbers_that_are_not_finite_do_not_pass_the_gate(monkeypatch) -> None:
+    monkeypatch.setattr(folding, "score_of_rank", lambda *_: (float("inf"), 1.0))
     sessions = [event for name in "uvwxyz" for event in session(name, 10)]
-    outcome = learned(*sessions, progress(1350), policy="aucbbp", beta="theory", horizon_episodes=2)
+    outcome = learned(*sessions, progress(1350), policy="aucbbp", horizon_episodes=2)
     assert not outcome.versions
-    assert outcome.episodes[0].rejected == "a threshold or the confidence radius is not finite"
+    assert outcome.episodes[0].rejected == "a threshold is not finite"
 
 
 CONTEXTS = st.one_of(
@@ -464,21 +460,20 @@ CONTEXTS = st.one_of(
     st.sampled_from(["laplace", "newton", "paper"]),
     st.sampled_from(["ucbbp", "aucbbp"]),
     st.sampled_from([1.0, 0.5, 1e-9]),
-    st.sampled_from([1.5, "theory"]),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_version_is_finite_and_positive_definite(sessions, estimator, policy, forgetting, beta) -> None:
+def test_every_version_is_finite_and_positive_definite(sessions, estimator, policy, forgetting) -> None:
     events: list[JournalEvent] = []
     for number, (context, position, clicked) in enumerate(sessions):
         name, at = f"s{number}", 300 * number
         events.append(opened(name, at, context=context))
         events.append(feedback(position, "abc"[position - 1], clicked, at + 5, name))
-    outcome = learned(*events, progress(9000), estimator=estimator, policy=policy, forgetting=forgetting, beta=beta)
+    outcome = learned(*events, progress(9000), estimator=estimator, policy=policy, forgetting=forgetting)
     assert len(outcome.episodes) == len({300 * number // 1000 for number in range(len(sessions))})
     for version in outcome.versions:
         again = decode_parameters(encode_parameters(version))  # checks hash, finiteness and definiteness
         assert again == version
-        assert np.isfinite([version.radius, *version.thresholds]).all()
+        assert np.isfinite(version.thresholds).all()
     for episode in outcome.episodes:
         assert bool(episode.rejected) != (episode.window_end in {version.window_end for version in outcome.versions})
         encode_episode(episode)  # refuses what is not finite
@@ -610,7 +605,7 @@ def test_a_version_that_differs_from_the_published_one_is_an_error() -> None:
 def test_versions_of_another_kind_of_machine_are_adopted() -> None:
     journal = written([event for at in range(4) for event in (*session("x", 1000 * at), progress(1000 * at + 1350))])
     zero, one, _two, three, four = learner().begin().versions + learner().handle(journal).versions
-    rounded = replace(three, radius=three.radius * (1 + 1e-12))
+    rounded = replace(three, model=three.model.shifted(0, 1e-12))
     assert rounded.sha256 != three.sha256
     resumed = learner([zero, one, rounded, rounded, four])  # version 2 is missing, so it makes all from there again
     made = resumed.handle(journal).versions
@@ -619,7 +614,7 @@ def test_versions_of_another_kind_of_machine_are_adopted() -> None:
     events = [*session("y", 4000), progress(5350)]
     assert resumed.handle(written(events, len(journal))).versions[-1].parent_sha256 == four.sha256
     with pytest.raises(FailedError, match=r"version 3 .* two learners disagree"):
-        learner([zero, one, replace(three, radius=three.radius * (1 + 1e-7)), four]).handle(journal)
+        learner([zero, one, replace(three, model=three.model.shifted(0, 1e-7)), four]).handle(journal)
 
 
 @pytest.mark.parametrize(
@@ -632,7 +627,7 @@ def test_versions_of_another_kind_of_machine_are_adopted() -> None:
         ({"journal_offset": 10}, True),
         ({"journal_offset": 99}, False),
         ({"observations": 1}, FailedError),
-        ({"radius": 2.5 + 1e-12}, RoundedError),
+        ({"thresholds": (1e-12, 0.0, 0.0)}, RoundedError),
     ],
 )
 def test_a_version_is_published_once_and_again_only_from_a_newer_position(newest, answer) -> None:
@@ -715,7 +710,9 @@ def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
     assert planner is not None
     plans = sorted((event.session_id, event.context) for event in events if isinstance(event, Opened))
     contexts = np.array([context for _, context in plans])
-    policy = folding.Ucbbp(beta=version.beta, bonus=folding.bonus_named("value"), spread=version.settings.spread)
+    policy = folding.Ucbbp(
+        beta=version.settings.beta, bonus=folding.bonus_named("value"), spread=version.settings.spread
+    )
     slates = policy.slates(planner, contexts, keys=np.arange(100, dtype=np.uint32))
     scores = folding.exploration_scores(planner, contexts, slates.arms)
     assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [16, 16, 16]
@@ -748,15 +745,6 @@ def test_a_window_too_large_to_score_wholly_is_sampled(monkeypatch) -> None:
 def test_other_policies_and_the_first_version_set_no_thresholds() -> None:
     assert learner(policy="aucbbp").begin().versions[0].thresholds == (0.0, 0.0, 0.0)
     assert learned(*session("x", 10), progress(1350)).versions[0].thresholds == (0.0, 0.0, 0.0)
-
-
-def test_the_radius_of_the_theory_grows_with_the_displays_and_never_falls() -> None:
-    events = [event for at in range(0, 5000, 250) for event in session(f"s{at}", at)]
-    versions = learned(*events, progress(6000), beta="theory").versions
-    radii = [version.radius for version in versions]
-    assert radii == sorted(set(radii))
-    assert radii[0] > 10
-    assert versions[-1].beta == radii[-1]
 
 
 def test_a_fixed_forgetting_fades_the_estimate_and_the_counts_before_each_fold() -> None:
@@ -818,7 +806,7 @@ def test_prices_are_those_of_the_version_that_window_of_sessions() -> None:
 def test_where_no_arm_can_be_shown_there_is_no_regret_and_learning_goes_on() -> None:
     retire = [ArmChange(arm=arm.arm, reward=arm.reward, active=False) for arm in ARMS]
     events = [*retire, opened(slate=()), progress(1350)]
-    outcome = learned(*events, policy="aucbbp", beta="theory")
+    outcome = learned(*events, policy="aucbbp")
     (episode,) = outcome.episodes
     assert (episode.regret_bound, episode.regret_posterior) == (None, None)
     assert outcome.versions[-1].folds == 1

@@ -54,7 +54,6 @@ def version(**changes: Any) -> Parameters:
         "expected_sessions": 50,
         "explore_budget": 20,
         "thresholds": (0.3, 0.2, 0.1),
-        "radius": 1.5,
     }
     return Parameters(**(values | changes))
 
@@ -110,7 +109,7 @@ def test_every_number_comes_back_to_the_bit(context, arms, cross, diagonal, bloc
         precision=precision,
         prior_precision=np.array([block, 1.0]),
     )
-    one = version(model=posterior, thresholds=tuple(edge), radius=abs(edge[0]))
+    one = version(model=posterior, thresholds=tuple(edge))
     back = decode_parameters(encode_parameters(one))
     for before, after in (
         (one.model.theta_context, back.model.theta_context),
@@ -118,10 +117,10 @@ def test_every_number_comes_back_to_the_bit(context, arms, cross, diagonal, bloc
         (one.model.precision.context, back.model.precision.context),
         (one.model.precision.cross, back.model.precision.cross),
         (one.model.precision.arms, back.model.precision.arms),
-        (np.array([*one.thresholds, one.radius]), np.array([*back.thresholds, back.radius])),
+        (np.array(one.thresholds), np.array(back.thresholds)),
     ):
         assert before.tobytes() == after.tobytes()
-        assert not after.flags.writeable or after.shape == (4,)
+        assert not after.flags.writeable or after.shape == (3,)
     assert back.sha256 == one.sha256
 
 
@@ -161,7 +160,7 @@ def with_numbers(kind: type) -> Parameters:
     [
         (version(progress={0: 1, 10: 2, 2: 3}), version(progress={2: 3, 10: 2, 0: 1})),
         (with_numbers(int), with_numbers(float)),
-        (version(thresholds=tuple(np.array([0.3, 0.2, 0.1])), radius=np.float64(1.5)), version()),
+        (version(thresholds=tuple(np.array([0.3, 0.2, 0.1]))), version()),
     ],
     ids=["progress in another order", "whole numbers", "numbers of numpy"],
 )
@@ -307,7 +306,6 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r.update(version=True), "got `bool`.*version"),
     (lambda r: r.update(horizon=4), "3 thresholds for a horizon of 4"),
     (lambda r: r.update(thresholds=[0.1, None, 0.1]), "threshold"),
-    (lambda r: r.update(radius="1"), "radius"),
     (lambda r: r.update(theta_context=[1.0, None]), r"got `null` - at `\$.theta_context"),
     (lambda r: r.update(theta_arms={"shape": [3], "data": "AAA"}), "theta_arms is not an array of numbers"),
     (lambda r: r["precision"].update(arms=[1.0, 0.0, 1.0]), "not positive definite"),
@@ -379,7 +377,7 @@ def test_a_file_with_the_fields_of_planning_is_enough_for_explain() -> None:
     assert decoded.settings == plain
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
     assert dense_matrix(decoded.model.precision).tolist() == [[2.0, 0.5, 0.0], [0.5, 2.0, 0.0], [0.0, 0.0, 1.0]]
-    assert (decoded.version, decoded.beta, decoded.thresholds) == (0, 1.0, ())
+    assert (decoded.version, decoded.settings.beta, decoded.thresholds) == (0, 1.0, ())
     with pytest.raises(ParametersError, match="no sha256"):
         decode_parameters(json.dumps(BY_HAND).encode())
 
@@ -409,20 +407,10 @@ def test_the_first_version_is_the_prior_under_which_all_explore() -> None:
     assert paper.model == AdditiveModel.prior(dim=2, arms=2, ridge=2.0)
 
 
-def test_beta_is_the_radius_under_theory_by_which_even_the_first_version_explores() -> None:
-    theory = LearningSettings(**{**ADDITIVE, "dim": 2, "horizon": 3, "beta": "theory"})
-    later = version(settings=theory, radius=88.0)
-    assert later.beta == decode_parameters(encode_parameters(later)).beta == 88.0
-    assert version(radius=88.0).beta == 1.5
-    assert Parameters.first(theory, (Arm(arm="a", reward=1.0),)).beta > 1
-    assert Parameters.first(theory, ()).beta == 0
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_version_has_no_number_that_json_lacks(bad: float) -> None:
-    for changes in ({"thresholds": (0.1, bad, 0.1)}, {"radius": bad}):
-        with pytest.raises(ParametersError, match="not finite"):
-            version(**changes)
+    with pytest.raises(ParametersError, match="not finite"):
+        version(thresholds=(0.1, bad, 0.1))
 
 
 @pytest.mark.parametrize(
@@ -448,7 +436,7 @@ def test_a_version_has_no_number_that_json_lacks(bad: float) -> None:
         ({"ridge": 0.0}, "ridge must be a finite number above zero"),
         ({"beta": -1.0}, "beta must be a finite number of at least 0"),
         ({"beta": float("nan")}, "beta must be a finite number"),
-        ({"beta": "practice"}, 'beta must be a number or "theory"'),
+        ({"beta": "theory"}, "beta must be a finite number"),
         ({"beta": True}, "beta must be a finite number"),
         ({"control": "best"}, "unknown control 'best'; one of fixed, popular, random, greedy"),
         ({"control_share": 1.0}, "control_share must be below 1"),

@@ -101,7 +101,7 @@ def test_a_learner_continues_from_a_version_that_another_kind_of_machine_publish
 ) -> None:
     cluster, first = with_journal(20), Learner(settings(), ARMS)
     *_, one = [*first.begin().versions, *first.handle(enumerate(cluster.values(TOPICS.journal))).versions]
-    theirs = replace(one, radius=one.radius + 1e-12)
+    theirs = replace(one, model=one.model.shifted(0, 1e-12))
     assert (one.version, theirs.sha256 == one.sha256) == (1, False)
 
     class Raced(Journal):

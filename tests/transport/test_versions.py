@@ -176,7 +176,7 @@ def test_what_the_topic_has_of_the_past_is_not_logged_after_a_start(caplog) -> N
 def test_a_version_that_differs_by_rounding_is_the_same_version(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     published = PublishedParameters(ZERO, [ZERO, version(1)], metrics)
-    rounded = replace(version(1), radius=version(1).radius + 1e-12)
+    rounded = replace(version(1), model=version(1).model.shifted(0, 1e-12))
     assert rounded.sha256 != version(1).sha256
     published.handle(on_topic(rounded, version(2)))
     assert counted(metrics, "rounded_versions_total") == 1

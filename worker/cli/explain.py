@@ -21,7 +21,7 @@ from worker.stream.contexts import MISSING
 from worker.stream.events import TOPICS, Arrival
 from worker.stream.explanation import Explanation, explain
 from worker.stream.features import context_encoder
-from worker.stream.parameters import Parameters, confidence_radius
+from worker.stream.parameters import Parameters
 from worker.stream.tastes import columns_of_object, context_columns
 from worker.stream.why_not import why_not
 

@@ -82,7 +82,13 @@ OPTIONS = (
         choices=ANSWERS,
         default=None,
     ),
-    *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "spread", "ridge", "forgetting"),
+    *with_defaults(DEFAULTS, "estimator", "bonus", "spread", "ridge", "forgetting"),
+    setting(
+        "beta",
+        help="strength of exploration, in standard deviations, or theory: the radius of the paper's theorem",
+        parse=number("theory", least=0),
+        default=DEFAULTS.beta,
+    ),
     setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
         "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users

@@ -38,8 +38,7 @@ class Change:
             raise InputError("the parameters and the log have different features of contexts or ads")
         kept: dict[str, Any] = {"horizon": served.settings.horizon, "repeats": served.settings.repeats}
         changed = replace(estimate.settings, **self.settings, **ALONE, **kept)
-        thresholds = ("policy", "bonus", "beta", "spread") if policy_named(changed.policy).is_selective else ()
-        made_for = ("beta", *thresholds) if changed.beta == "theory" else thresholds
+        made_for = ("policy", "bonus", "beta", "spread") if policy_named(changed.policy).is_selective else ()
         if any(getattr(changed, name) != getattr(estimate.settings, name) for name in made_for):
             raise InputError(
                 f"the policy {changed.policy} under β {changed.beta} needs versions that were made for it: give "

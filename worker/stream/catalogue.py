@@ -315,7 +315,6 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         ties=ties,
         answers=align_answers(target, arms, current.settings),
         calibration=Calibration(),
-        radius=target.radius,
         standardisation=target.standardisation,
         pending=pending,
     )

@@ -164,7 +164,7 @@ class Contest:
         q = score = chances * gains + ahead
         if explore:
             factors = None if self.factors is None else self.factors[h, columns]
-            raised = self.bonus.raised(chances, self.parameters.beta * self.widths[columns], factors)
+            raised = self.bonus.raised(chances, self.parameters.settings.beta * self.widths[columns], factors)
             score = self.bonus.scores(gains, chances, raised, leaving=True) + ahead
         return _Round(columns, q, score, after, h)
 
@@ -172,7 +172,7 @@ class Contest:
         optimistic = self.first
         if any(explored):
             factors = None if self.factors is None else self.factors[0]
-            optimistic = self.bonus.optimistic(self.log_odds, self.parameters.beta * self.widths, factors)
+            optimistic = self.bonus.optimistic(self.log_odds, self.parameters.settings.beta * self.widths, factors)
         # Arms of the same worth may stand in any order: in that of the slate, as serving shows what is alike by turns.
         places = {arm: place for place, arm in enumerate(slate)}
         first = np.argsort([places.get(arm, len(slate)) for arm in self.arms.tolist()], kind="stable")

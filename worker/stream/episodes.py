@@ -117,7 +117,7 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
     planner = replace(current, arms=tuple(eligible)).planner(dtype=np.float64)
     if planner is None:
         return None, None
-    gaps = optimistic_gap(planner, _contexts(current, window, rows), slates, beta=current.beta)
+    gaps = optimistic_gap(planner, _contexts(current, window, rows), slates, beta=current.settings.beta)
     bound = gaps.mean()
     rows = rows[spread(len(rows), min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))]
     losses = posterior_regret(

@@ -19,7 +19,6 @@ Rules that hold in this file:
 - Centre and scale of contexts come from all sessions up to the first fold, at least `LEAST_SESSIONS`
   (`contexts.py`). As long as there are fewer, the version keeps them, and no fold happens. A number that was declared
   later gets its scale from the first sessions that have it.
-- β "theory" takes c_z, the bound on ‖z‖, from the contexts folded, at least sqrt(1 + d); it never falls.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from threadpoolctl import ThreadpoolController
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats, spread
 from worker.bandit.bonuses import bonus_named, explore_budget, restarted
-from worker.bandit.click_model import ClickModel, Fit, Observations
+from worker.bandit.click_model import ClickModel, Fit
 from worker.bandit.learning import AUTO, changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
@@ -47,7 +46,7 @@ from worker.stream.feature_changes import contexts_of
 from worker.stream.joining import ClosedWindow, SessionPlan
 from worker.stream.misfit import misfit_after
 from worker.stream.packing import rounded
-from worker.stream.parameters import NEVER, Parameters, confidence_radius, first_model
+from worker.stream.parameters import NEVER, Parameters, first_model
 from worker.stream.session import excluded_indices, packed_indices
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
@@ -105,8 +104,7 @@ def fold(parent: Parameters, window: ClosedWindow, predicted: Predicted | None =
                 explore_budget=explore_budget(window.sessions, clock + 1, settings.horizon_episodes),
                 answers=_answers(parent, window, fit.kept),
             )
-            folded = replace(folded, radius=_radius(folded, data), **_compared(parent, predicted, fit))
-            return with_thresholds(folded, window.plans)
+            return with_thresholds(replace(folded, **_compared(parent, predicted, fit)), window.plans)
     except MemoryError:
         raise
     except Exception as error:  # a window must not be able to stop the learner
@@ -186,14 +184,6 @@ def _answers(parent: Parameters, window: ClosedWindow, keep: float) -> AnswerCou
     )
 
 
-def _radius(folded: Parameters, data: Observations) -> float:
-    settings = folded.settings
-    square = (data.contexts**2).sum(axis=1).max(initial=settings.model_dim)
-    radius = confidence_radius(settings, folded.arms, largest_square=float(square), displays=folded.observations)
-    # In this order a NaN is passed on to the gate.
-    return max(radius, folded.radius) if isinstance(settings.beta, str) else radius
-
-
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -232,7 +222,7 @@ def with_new_arms(changed: Parameters, plans: Sequence[SessionPlan]) -> Paramete
 def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
     settings = parameters.settings
-    policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(settings.bonus), spread=settings.spread)
+    policy = Ucbbp(beta=settings.beta, bonus=bonus_named(settings.bonus), spread=settings.spread)
     indices = packed_indices(parameters.indices) if any([plan.exclude for plan in plans]) else {}  # noqa: C419 - twice as fast
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):

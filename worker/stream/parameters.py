@@ -7,7 +7,6 @@ is written in `version_records.py`; here it is read and checked.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
@@ -21,7 +20,7 @@ from numpy.typing import DTypeLike
 from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import Floats
-from worker.bandit.bonuses import bonus_named, theory_radius
+from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel
 from worker.bandit.groups import Groups
 from worker.bandit.learning import AT_FIRST
@@ -64,7 +63,7 @@ NEVER: Final = 1e300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
+    """A version. `progress` is the highest progress per partition.
 
     `accounts` are the sums per ad of all windows that were closed when it was made, `lift` is the comparison with the
     control group in them. `guarded` versions do not explore. `popular` are the arms by falling revenue per display.
@@ -109,7 +108,6 @@ class Parameters:
     expected_sessions: int = 0
     explore_budget: int = 0
     thresholds: tuple[float, ...] = ()
-    radius: float = 0.0
     ties: tuple[float, ...] = ()
     answers: AnswerCounts | None = field(default=None, repr=False)
     standardisation: Standardisation | None = field(default=None, repr=False)
@@ -137,8 +135,8 @@ class Parameters:
         if self.ties and len(self.ties) != len(self.thresholds):
             raise ParametersError(f"{len(self.ties)} ties for {len(self.thresholds)} thresholds")
         # orjson would write null for a number that is not finite.
-        if not all(map(is_number, (*self.thresholds, *self.ties, self.radius))):
-            raise ParametersError("a threshold or the confidence radius is not finite")
+        if not all(map(is_number, (*self.thresholds, *self.ties))):
+            raise ParametersError("a threshold is not finite")
         if max(self.popular, default=-1) >= len(self.arms):
             raise ParametersError("an arm of the order by popularity is not in the catalogue")
         if self.answers is not None:
@@ -150,7 +148,6 @@ class Parameters:
             raise ParametersError("calibration or misfit has more arms than the catalogue")
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
         object.__setattr__(self, "ties", tuple(map(float, self.ties)))
-        object.__setattr__(self, "radius", float(self.radius))
         self._check_standardisation()
 
     def _check_standardisation(self) -> None:
@@ -181,7 +178,6 @@ class Parameters:
             arms=arms,
             model=first_model(settings, arms),
             thresholds=(0.0,) * settings.horizon,
-            radius=confidence_radius(settings, arms),
             answers=counts_for(settings, len(arms)),
         )
 
@@ -194,12 +190,6 @@ class Parameters:
     def rates(self) -> AnswerRates | None:
         """How likely displays are answered; None where every one counts as answered."""
         return None if self.answers is None else self.answers.rates()
-
-    @property
-    def beta(self) -> float:
-        """The number of standard deviations that counts, also under "theory"."""
-        beta = self.settings.beta
-        return self.radius if isinstance(beta, str) else float(beta)
 
     @property
     def indices(self) -> dict[str, int]:
@@ -253,7 +243,7 @@ class Parameters:
         settings, index = self.settings, self.indices if self.settings.order else {}
         return policy_named(settings.policy).under(
             Exploration(
-                beta=self.beta,
+                beta=self.settings.beta,
                 bonus=bonus_named(settings.bonus),
                 spread=settings.spread,
                 epsilon=settings.epsilon,
@@ -307,22 +297,6 @@ def counts_for(settings: LearningSettings, arms: int) -> AnswerCounts | None:
     return AnswerCounts.none(arms=arms, horizon=settings.horizon)
 
 
-def confidence_radius(
-    settings: LearningSettings, arms: Sequence[Arm], *, largest_square: float | None = None, displays: int = 0
-) -> float:
-    """Return β; under "theory" from the largest ‖x‖² of the contexts so far, at first d, so that version 0 explores."""
-    if not isinstance(settings.beta, str):
-        return settings.beta
-    return theory_radius(
-        dim=settings.model_dim,
-        arms=len(arms),
-        largest_reward=max((arm.reward for arm in arms), default=0.0),
-        largest_norm=math.sqrt(1 + (settings.model_dim if largest_square is None else largest_square)),
-        ridge=settings.ridge,
-        displays=displays,
-    )
-
-
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -372,7 +346,7 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
 
 def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a hand-written file with the fields that it may leave out: a file that names no model is the simplest."""
-    beta, arms, precision = document.get("beta"), document.get("arms"), document.get("precision")
+    arms, precision = document.get("arms"), document.get("precision")
     if isinstance(precision, dict) and isinstance(context := precision.get("context"), list):
         precision = {"prior": [1.0] * len(context), **precision}
     return {
@@ -388,7 +362,6 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "spread": 0.0,
         "dim": 1,
         "sha256": "",
-        "radius": beta if is_number(beta) else 0.0,
         **document,
         "arms": [{"active": True, **arm} for arm in arms] if isinstance(arms, list) else arms,
         **({} if precision is None else {"precision": precision}),

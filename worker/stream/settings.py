@@ -88,7 +88,7 @@ class Arm:
 class LearningSettings:
     """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
 
-    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `spread`:
+    Times are in milliseconds. `beta` is a number of standard deviations; `warmup` counts folds. `spread`:
     how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
     "auto". `answers`: whether the rates at which users go on are learned, or all go on. `order`: ids of the arms that
     the policy fixed shows first.
@@ -103,7 +103,7 @@ class LearningSettings:
     policy: str = "aucbbp"
     epsilon: float = 0.1
     bonus: str = "curve"
-    beta: float | str = 1.5
+    beta: float = 1.5
     spread: float = 1.0
     estimator: str = "laplace"
     ridge: float = 1.0
@@ -162,10 +162,10 @@ class LearningSettings:
 
     def _check_numbers(self) -> None:
         for name in ("epsilon", "random_share", "control_share", "max_loss", "spread", "forgetting", "ridge", "beta"):
-            value, word = getattr(self, name), _WORDS.get(name)
-            if word is not None and isinstance(value, str):
-                if value != word:
-                    raise InputError(f'{name} must be a number or "{word}", not {value!r}')
+            value = getattr(self, name)
+            if name == "forgetting" and isinstance(value, str):
+                if value != AUTO:
+                    raise InputError(f'forgetting must be a number or "{AUTO}", not {value!r}')
                 continue
             if not is_number(value):
                 raise InputError(f"{name} must be a finite number, not {value!r}")
@@ -178,7 +178,7 @@ class LearningSettings:
             raise InputError(f"forgetting must be auto, or above 0 and at most 1 (1: off), not {self.forgetting}")
         if self.ridge <= 0:
             raise InputError(f"ridge must be a finite number above zero, not {self.ridge}")
-        if not isinstance(self.beta, str) and self.beta < 0:
+        if self.beta < 0:
             raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
 
     def _check_control(self) -> None:
@@ -192,8 +192,6 @@ class LearningSettings:
             raise InputError("max_loss is measured by a control group: give control_share, 0.05 for instance")
 
 
-#: Words that a setting may have in place of a number.
-_WORDS: Final = {"beta": "theory", "forgetting": AUTO}
 _LEAST = {
     "dim": 1,
     "horizon": 1,

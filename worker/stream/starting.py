@@ -29,7 +29,7 @@ from worker.stream.contexts import LEAST_SESSIONS
 from worker.stream.features import Feature, Features, listed
 from worker.stream.folding import one_thread
 from worker.stream.packing import rounded
-from worker.stream.parameters import Parameters, confidence_radius
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns
 from worker.stream.version_records import StartRecord
 from worker.stream.version_sizes import check_size
@@ -109,7 +109,6 @@ def started(
         clock=joined(history.clock, fresh, settings.horizon_episodes),
         observations=history.observations,
         thresholds=(0.0,) * settings.horizon,
-        radius=confidence_radius(settings, arms, displays=history.observations),
         answers=None if answers is None else answers.faded(trust),
         standardisation=history.standardisation,
         kernels=fingerprint(),

@@ -208,7 +208,6 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         tuple[Number, ...],
         described("Score above which a session explores, per position; if empty, all sessions explore."),
     ]
-    radius: Annotated[Number, described("Value of beta.", minimum=0)]
     arms: Annotated[tuple[ArmRecord, ...], described("Arms in the order of first appearance.")]
     dim: Annotated[int, described("d: length of a context.", minimum=1)]
     horizon: Annotated[int, described("H: maximum number of displays per session.", minimum=1)]
@@ -216,9 +215,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     policy: Annotated[str, described("Policy of planning.", enum=list(POLICIES))]
     epsilon: Annotated[Rate, described("Share of random choices under epsilon-greedy.")]
     bonus: Annotated[str, described("Bonus of exploration.", enum=list(BONUSES))]
-    beta: Annotated[
-        Amount | Literal["theory"], described("Width of exploration: a number, or theory for the value of radius.")
-    ]
+    beta: Annotated[Amount, described("Width of exploration, in standard deviations.")]
     estimator: Annotated[str, described("Estimator of a fold.", enum=list(ESTIMATORS))]
     ridge: Annotated[float, Meta(gt=0, description="λ: precision of the prior.")]
     forgetting: Annotated[
@@ -321,7 +318,7 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
 PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
     *("folds", "clock", "kept", "changes", "observations", "expected_sessions", "explore_budget"),
-    *("thresholds", "radius"),
+    "thresholds",
 )
 #: Fields of the same name that a record has only if they are set, and such settings.
 IF_SET: Final = ("changed", "ties", "kernels", "started_from", "imported", "guarded", "popular")

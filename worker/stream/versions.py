@@ -86,7 +86,6 @@ def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
     pairs: list[tuple[str, Any, Any]] = [
         ("thresholds", one.thresholds, other.thresholds),
         ("ties", one.ties, other.ties),
-        ("radius", one.radius, other.radius),
         *((name.split(".")[0], ours.get(name), packed.get(name)) for name in {**ours, **packed}),
     ]
     for name, mine, theirs in pairs:

@@ -49,7 +49,7 @@ _LEARNING = grouped(
     ),
     Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     Option("bonus", "exploration bonus added to Q", choices=BONUSES),
-    Option("beta", "strength of exploration, in standard deviations, or theory", parse=number("theory", least=0)),
+    Option("beta", "strength of exploration, in standard deviations", parse=number(least=0)),
     Option(
         "spread",
         "difference between sessions in their optimism, 0 to 1, so that new ads share out the displays",

@@ -49,7 +49,7 @@ class DemoSettings:
     intercept: bool = _LEARNING.intercept
     answers: str = _LEARNING.answers
     standardise: bool = _LEARNING.standardise
-    beta: float | str = _LEARNING.beta
+    beta: float = _LEARNING.beta
     bonus: str = _LEARNING.bonus
     ridge: float = _LEARNING.ridge
     repeats: bool = _LEARNING.repeats
