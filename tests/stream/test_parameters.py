@@ -398,7 +398,7 @@ def test_the_first_version_is_the_prior_under_which_all_explore() -> None:
     first = Parameters.first(learning, (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0)))
     assert first.model == PersonalModel.prior(dim=2, arms=2, ridge=2.0, horizon=3)
     assert first.answers == AnswerCounts.none(arms=2, horizon=3)
-    assert (first.version, first.effective_at, first.thresholds, first.beta) == (0, 0, (0.0,) * 3, 1.25)
+    assert (first.version, first.effective_at, first.thresholds, first.settings.beta) == (0, 0, (0.0,) * 3, 1.25)
     assert first.rewards.tolist() == [1.0, 2.0]
     additive = replace(learning, model="additive", answers="all")
     prior = AdditiveModel.prior(dim=2, arms=2, ridge=2.0, intercept=True, horizon=3)
