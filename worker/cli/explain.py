@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -140,9 +139,6 @@ def _given_context(options: argparse.Namespace) -> Case:
         given = pick(control(options), options.version)
         where = f"version {given.version}"
     parameters = _checked(given, where)
-    if parameters.settings.beta == "theory" and parameters.radius <= 0:  # a file written by hand
-        radius = confidence_radius(parameters.settings, parameters.arms, displays=parameters.observations)
-        parameters = replace(parameters, radius=radius)
     context, names = _read_context(options.context, parameters)
     _check_arms(parameters, "--exclude", options.exclude)
     _check_arms(parameters, "--why-not", filter(None, [options.why_not]))

@@ -174,7 +174,7 @@ LARGEST_NUMBER: Final = 1e15
 class Limits:
     """Limits on records from outside, as the options of the commands have checked them.
 
-    `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)] that the confidence radius rests on: ‖x‖² + 1 ≤ c_z².
+    `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)]: ‖x‖² + 1 ≤ c_z².
     `max_ahead_ms` bounds how far an event may lie after the timestamp of its record, and `max_behind_ms` how far before
     it, in addition to session timeout and lateness.
     """
