@@ -24,8 +24,7 @@ from worker.bench.kafka import learned, new_topics, play, worker_process
 from worker.bench.processes import ChildProcess
 from worker.bench.stream import CONTEXTS, runner
 from worker.kafka.connection import Connection
-from worker.stream.encoding import encode_arrival
-from worker.stream.events import Arrival
+from worker.stream.events import Arrival, encode_event
 
 pytestmark = pytest.mark.thorough
 
@@ -56,7 +55,7 @@ def _open_sessions() -> None:
     for number in range(100_000):
         name, now = f"{number:032x}", start + number // 2
         arrival = Arrival(session_id=name, occurred_at=now, context=tuple(CONTEXTS[number % len(CONTEXTS)]))
-        served.send(served.topics.arrivals, encode_arrival(arrival), key=name.encode(), timestamp=now)
+        served.send(served.topics.arrivals, encode_event(arrival), key=name.encode(), timestamp=now)
         if number % 1_000 == 999:
             served.pump()
             served.advance(now)

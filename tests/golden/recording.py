@@ -18,8 +18,7 @@ from tests.stream.scenes import ADDITIVE
 from worker.embedded.runner import Embedded
 from worker.kernels import fingerprint
 from worker.logs.format import LogWriter
-from worker.stream.encoding import encode_arrival, encode_feedback
-from worker.stream.events import ArmChange, Arrival, Command, Feedback, Order
+from worker.stream.events import ArmChange, Arrival, Command, Feedback, Order, encode_event
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Topics
 
@@ -69,7 +68,7 @@ class Run:
         name = f"user-{number:05}"
         context = self.contexts[name] = tuple(self.generator.normal(size=3).round(6).tolist())
         exclude = ("ad-1",) if number % 17 == 0 else ()
-        value = encode_arrival(Arrival(session_id=name, occurred_at=at, context=context, exclude=exclude))
+        value = encode_event(Arrival(session_id=name, occurred_at=at, context=context, exclude=exclude))
         self._send(at, self.topics.arrivals, name, value)
         if not oddities:
             return
@@ -79,10 +78,10 @@ class Run:
             self._send(at, self.topics.arrivals, name, b"\xff\xfe is no UTF-8")
         if number % 29 == 0:
             forged = Feedback(session_id=name, occurred_at=at, position=1, arm="nobody's", clicked=True)
-            self._send(at, self.topics.clicks, name, encode_feedback(forged))
+            self._send(at, self.topics.clicks, name, encode_event(forged))
         if number % 31 == 0:  # a second arrival with the same id
             again = Arrival(session_id=name, occurred_at=at + 1, context=context)
-            self._send(at + 50, self.topics.arrivals, name, encode_arrival(again))
+            self._send(at + 50, self.topics.arrivals, name, encode_event(again))
 
     def _send(self, at: int, topic: str, name: str, value: bytes) -> None:
         heapq.heappush(self.agenda, (at, len(self.contexts) * 1000 + len(self.agenda), topic, name.encode(), value))
@@ -120,7 +119,7 @@ class Run:
             arm=arm,
             clicked=bool(self.generator.random() < 1 / (1 + np.exp(-odds))),
         )
-        self._send(at, self.topics.clicks, name, encode_feedback(feedback))
+        self._send(at, self.topics.clicks, name, encode_event(feedback))
 
     def odds(self, ad: int, context: tuple[float, ...], now: int) -> float:
         """Return the true log-odds of a click."""

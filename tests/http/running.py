@@ -19,7 +19,7 @@ from worker.http.server import http_server
 from worker.http.service import AdRequest, Answer, UnavailableError, UnknownSessionError
 from worker.http.settings import HttpSettings
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
-from worker.stream.encoding import encode_decision
+from worker.stream.events import encode_event
 from worker.stream.parameters import Parameters
 from worker.stream.session import Session
 from worker.stream.settings import Arm, LearningSettings
@@ -90,7 +90,7 @@ class Held(Memory):
 
 
 def _decision(session_id: str, session: Session) -> bytes:
-    return encode_decision(session.decision(session_id, None))
+    return encode_event(session.decision(session_id, None))
 
 
 def _answer(session_id: str, session: Session) -> Answer:

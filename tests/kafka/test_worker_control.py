@@ -18,8 +18,7 @@ from worker.errors import FailedError
 from worker.kafka.clients import append
 from worker.runtime.child import environment
 from worker.stream import version_sizes
-from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, Import
+from worker.stream.events import ArmChange, Import, encode_event
 from worker.stream.settings import Arm
 from worker.stream.version_records import encode_parameters, parameters_document
 
@@ -80,7 +79,7 @@ def test_a_tagged_version_is_explained_and_rolled_back_to_when_the_last_eight_ar
     assert command.json("parameters", "tag", "first") == {"tag": "first", "version": 0}
     garbage = [(fleet.names.parameters_history, b"recent/0", b"{"), (fleet.names.parameters_history, b"x", b"{}")]
     prices = [ArmChange(arm=ARMS[0].arm, reward=float(price), active=True) for price in range(2, 12)]
-    fleet.send_raw([*garbage, *((fleet.names.journal, None, encode_journal(price)) for price in prices)])
+    fleet.send_raw([*garbage, *((fleet.names.journal, None, encode_event(price)) for price in prices)])
     eventually(lambda: worker.metric("adcascade_parameters_version") == 10)
     shown = command.json("parameters", "list")["versions"]
     assert [one["version"] for one in shown if one["served"]] == list(range(3, 11))
@@ -181,8 +180,8 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     with pytest.raises(FailedError, match="refused: 5 arms of 3 features take up to"):
         fleet.control.order(large)
     journal = fleet.names.journal
-    append(fleet.connection, journal, encode_journal(large))
-    append(fleet.connection, journal, encode_journal(replaced(large, arm="boom")))
+    append(fleet.connection, journal, encode_event(large))
+    append(fleet.connection, journal, encode_event(replaced(large, arm="boom")))
     assert fleet.control.order(replaced(large, arm="fits")).arms[-1].arm == "fits"
     eventually(lambda: reported("order-refused") and reported("fold-passed-over"))
     status, text = worker.ask("/readyz")

@@ -20,8 +20,7 @@ from worker.serve.learner import JournalFolder
 from worker.serve.server import decoded_lesson
 from worker.serve.state import StateFolder, StateView
 from worker.serve.store import ServeStore, first_version
-from worker.stream.encoding import encode_journal
-from worker.stream.events import Order
+from worker.stream.events import Order, encode_event
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Record
@@ -98,8 +97,8 @@ class Served:
         )
         self.store.time = at + 5_000
         journal: list[tuple[bytes | None, bytes]] = [
-            *((name.encode(), encode_journal(fact)) for fact in facts),
-            (None, encode_journal(progress(at + 5_000))),
+            *((name.encode(), encode_event(fact)) for fact in facts),
+            (None, encode_event(progress(at + 5_000))),
         ]
         offset = self.store.next_offset("ads.clicks")
         records = [Record("ads.clicks", 0, offset, at, name.encode(), b"{}")]
@@ -108,7 +107,7 @@ class Served:
         self.store.commit(synchronise=synchronise)
 
     def order(self, *orders: Order) -> None:
-        self.store.add_journal([(None, encode_journal(order)) for order in orders])
+        self.store.add_journal([(None, encode_event(order)) for order in orders])
         self.store.prepare()
         self.store.commit(synchronise=False)
 

@@ -28,8 +28,7 @@ from worker.simulation.users import BEGINNING
 from worker.simulation.world import Environment
 from worker.simulation.worth import Valuer
 from worker.stream.contexts import pack_context
-from worker.stream.encoding import encode_journal
-from worker.stream.events import Arrival, FeedbackFact, Progress
+from worker.stream.events import Arrival, FeedbackFact, Progress, encode_event
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
@@ -112,7 +111,7 @@ class Site:
                     seen = {"position": last, "arm": slate.arms[last - 1], "clicked": bool(click >= 0)}
                     facts.append(FeedbackFact(session_id=arrival.session_id, occurred_at=start + 900, **seen))
             facts.append(Progress(partition=0, partitions=1, time=start + SETTINGS.window + SETTINGS.grace))
-            learner.handle((offset + number, encode_journal(fact)) for number, fact in enumerate(facts))
+            learner.handle((offset + number, encode_event(fact)) for number, fact in enumerate(facts))
             offset += len(facts)
             oracle = valuer.values(contexts, valuer.best_slates(contexts))
             best.append(oracle)

@@ -22,7 +22,7 @@ from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS,
 from worker.simulation.traffic.report import LINE_EVERY, TrafficLines, TrafficMetrics, summary, summary_rows
 from worker.simulation.users import Sent
 from worker.simulation.worth import Valuer, Worth
-from worker.stream.encoding import encode_decision
+from worker.stream.events import encode_event
 
 START = 1_800_000_000_000 * NANOSECONDS
 TIDY = TrafficSettings(duplicates=0.0, silence=0.0, poison=0.0, prefetching=0.0, look=(0, 0))
@@ -43,7 +43,7 @@ def crowd(sessions: int, **changes: Any) -> Traffic:
 
 
 def encoded(session_id: str, slate: Sequence[str], position: int = 1, tokens: Sequence[str] | None = None) -> bytes:
-    return encode_decision(decision(session_id, slate, position, tokens=None if tokens is None else tuple(tokens)))
+    return encode_event(decision(session_id, slate, position, tokens=None if tokens is None else tuple(tokens)))
 
 
 def decisions(traffic: Traffic, slate: Sequence[str] = NAMES[:5]) -> list[bytes]:

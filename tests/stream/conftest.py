@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from worker.stream import decoding, encoding
+from worker.stream import decoding
 from worker.stream.contexts import MISSING
 from worker.stream.events import (
     MODES,
@@ -139,11 +139,10 @@ def respond(value: bytes | None) -> Feedback:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of event: where its schema is, how to write it, read it and draw it."""
+    """A kind of event: where its schema is, how to read it and to draw it."""
 
     event: type[Any]
     schema: str
-    encode: Callable[[Any], bytes]
     decode: Callable[[bytes | None], Any]
     draw: st.SearchStrategy[Any]
     tag: str | None = None
@@ -153,17 +152,17 @@ class Kind:
 
 
 def fact(event: type[Any], tag: str, draw: st.SearchStrategy[Any]) -> Kind:
-    return Kind(event, "journal", encoding.encode_journal, decoding.decode_journal, draw, tag)
+    return Kind(event, "journal", decoding.decode_journal, draw, tag)
 
 
 #: Each number of a context is small enough for the widest norm.
 small = tuples(st.floats(-1e300, 1e300))
 
 KINDS = (
-    Kind(Arrival, "arrival", encoding.encode_arrival, arrive, drawn(Arrival, context=small)),
-    Kind(Feedback, "click", encoding.encode_feedback, respond, drawn(Feedback)),
-    Kind(Decision, "decision", encoding.encode_decision, decoding.decode_decision, drawn(Decision)),
-    Kind(Episode, "episode", encoding.encode_episode, decoding.decode_episode, drawn(Episode)),
+    Kind(Arrival, "arrival", arrive, drawn(Arrival, context=small)),
+    Kind(Feedback, "click", respond, drawn(Feedback)),
+    Kind(Decision, "decision", decoding.decode_decision, drawn(Decision)),
+    Kind(Episode, "episode", decoding.decode_episode, drawn(Episode)),
     fact(Opened, "opened", opened()),
     fact(FeedbackFact, "feedback", drawn(FeedbackFact)),
     fact(Progress, "progress", progress()),

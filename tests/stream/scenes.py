@@ -10,8 +10,7 @@ import orjson
 
 from worker.secret import Secret
 from worker.stream.contexts import pack_context
-from worker.stream.encoding import encode_journal
-from worker.stream.events import Arrival, Decision, FeedbackFact, JournalEvent, Opened, Progress
+from worker.stream.events import Arrival, Decision, FeedbackFact, JournalEvent, Opened, Progress, encode_event
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.settings import Arm, LearningSettings
@@ -91,7 +90,7 @@ def progress(time: int, partition: int = 0, partitions: int = 1) -> Progress:
 
 def written(events: Iterable[JournalEvent], start: int = 0) -> list[tuple[int, bytes]]:
     """Return events as the journal has them, from an offset on."""
-    return [(offset, encode_journal(event)) for offset, event in enumerate(events, start)]
+    return [(offset, encode_event(event)) for offset, event in enumerate(events, start)]
 
 
 def window_of_sessions(

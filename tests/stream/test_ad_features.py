@@ -14,8 +14,7 @@ from worker.stream import version_sizes
 from worker.stream.ad_features import MOST_INFERRED
 from worker.stream.catalogue import carry_out, catalogue_difference, describe_changes
 from worker.stream.chance import hashed_column
-from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Order
+from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Order, encode_event
 from worker.stream.features import Features
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters
@@ -37,7 +36,7 @@ def ordered(
     *orders: Order, arms: tuple[Arm, ...] = ARMS, features: Features | None = DECLARED
 ) -> tuple[Learner, Outcome]:
     learner = Learner(LearningSettings(dim=2, features=features), arms)
-    return learner, learner.handle(list(enumerate(map(encode_journal, orders))))
+    return learner, learner.handle(list(enumerate(map(encode_event, orders))))
 
 
 def test_numbers_are_standardised_by_the_first_catalogue_and_categories_are_marks() -> None:

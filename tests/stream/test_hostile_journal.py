@@ -23,7 +23,6 @@ from worker.errors import InputError
 from worker.stream import version_sizes
 from worker.stream.accounts import ROWS, Accounts, Sums
 from worker.stream.calibration import Calibration
-from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import (
     MOST,
     ArmChange,
@@ -34,6 +33,7 @@ from worker.stream.events import (
     JournalEvent,
     Progress,
     Tag,
+    encode_event,
 )
 from worker.stream.learner import Learner, Outcome
 from worker.stream.misfit import Misfit
@@ -70,18 +70,17 @@ def absurd(random: Random) -> bytes | None:
         ),
     )
     records: tuple[Callable[[], bytes | None], ...] = (
-        *[lambda: encode_journal(opened(name, time, slate, context=(number, random.gauss(0, 1))))] * 4,
-        *[lambda: encode_journal(feedback(position, arm, random.random() < 0.5, time, name))] * 4,
-        *[lambda: encode_journal(Progress(partition=random.randrange(partitions), partitions=partitions, time=time))]
-        * 3,
-        lambda: encode_journal(opened(name, time, slate, context=(number, 1.0), uncertain=True)),
-        lambda: encode_journal(opened(name, time, slate, context=(number,) * random.choice((0, 1, 3, 500)))),
-        lambda: encode_journal(ArmChange(arm=arm, reward=reward, active=active)),
-        lambda: encode_journal(CatalogueChange(changes=entries)),
-        lambda: encode_journal(Command(action=random.choice(("freeze", "unfreeze")))),
-        lambda: encode_journal(Command(action="rollback", version=random.choice((0, 1, 2, 3, 9, MOST)))),
-        lambda: encode_journal(Import(parameters=orjson.loads(encode_parameters(imported)), arms=active)),
-        lambda: encode_journal(Tag(name="t", version=random.choice((None, 0, MOST)))),
+        *[lambda: encode_event(opened(name, time, slate, context=(number, random.gauss(0, 1))))] * 4,
+        *[lambda: encode_event(feedback(position, arm, random.random() < 0.5, time, name))] * 4,
+        *[lambda: encode_event(Progress(partition=random.randrange(partitions), partitions=partitions, time=time))] * 3,
+        lambda: encode_event(opened(name, time, slate, context=(number, 1.0), uncertain=True)),
+        lambda: encode_event(opened(name, time, slate, context=(number,) * random.choice((0, 1, 3, 500)))),
+        lambda: encode_event(ArmChange(arm=arm, reward=reward, active=active)),
+        lambda: encode_event(CatalogueChange(changes=entries)),
+        lambda: encode_event(Command(action=random.choice(("freeze", "unfreeze")))),
+        lambda: encode_event(Command(action="rollback", version=random.choice((0, 1, 2, 3, 9, MOST)))),
+        lambda: encode_event(Import(parameters=orjson.loads(encode_parameters(imported)), arms=active)),
+        lambda: encode_event(Tag(name="t", version=random.choice((None, 0, MOST)))),
         lambda: random.randbytes(random.choice((0, 3, 40))),
         lambda: None,
         lambda: orjson.dumps({"kind": "opened", "context": None, "arrived_at": -5, "slate": "abc"}),
@@ -95,9 +94,9 @@ def journals(seed: int) -> list[tuple[int, bytes | None]]:
     records = [absurd(random) for _ in range(random.choice((5, 60)))]
     # Two regular windows at the end: learning goes on.
     for at in (3_000, 3_100):
-        records += [encode_journal(opened(f"u{at}{n}", at + n)) for n in range(4)]
-        records += [encode_journal(feedback(2, "b", n % 2 == 0, at + n + 5, f"u{at}{n}")) for n in range(4)]
-    records += [encode_journal(Progress(partition=n, partitions=3, time=4_000)) for n in range(3)]
+        records += [encode_event(opened(f"u{at}{n}", at + n)) for n in range(4)]
+        records += [encode_event(feedback(2, "b", n % 2 == 0, at + n + 5, f"u{at}{n}")) for n in range(4)]
+    records += [encode_event(Progress(partition=n, partitions=3, time=4_000)) for n in range(3)]
     return list(enumerate(records))
 
 
@@ -121,7 +120,7 @@ def restarted(journal: Journal, every: int, **changes: Any) -> dict[int, Paramet
             assert made.setdefault(again.version, again).sha256 == again.sha256
             kept = keep(kept, again)
         for episode in outcome.episodes:
-            encode_episode(episode)
+            encode_event(episode)
 
     for end in range(every, len(journal) + every, every):
         learner = Learner(replace(SETTINGS, **changes), ARMS, kept.values())
@@ -309,7 +308,7 @@ def test_a_fact_that_raises_costs_itself_and_nothing_else(monkeypatch: pytest.Mo
     monkeypatch.setattr(windows_module, "pack_context", failing)
     facts = [opened(f"s{n}", context=(float(n), float(n))) for n in range(9)]
     answers = [feedback(1, "a", n % 2 == 0, session_id=f"s{n}") for n in range(9)]
-    values = [*map(encode_journal, facts), b"{", *map(encode_journal, answers), encode_journal(progress(1_000))]
+    values = [*map(encode_event, facts), b"{", *map(encode_event, answers), encode_event(progress(1_000))]
     outcome = Learner(SETTINGS, ARMS).handle(enumerate(values))
     assert [episode.sessions for episode in outcome.episodes] == [8]
     assert [(kind, times) for kind, times, _ in outcome.troubles] == [("fold-passed-over", 2)]

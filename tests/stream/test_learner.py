@@ -19,7 +19,6 @@ from worker.bandit.bonuses import explore_budget, restarted
 from worker.errors import FailedError
 from worker.stream import folding
 from worker.stream.catalogue import carry_out, catalogue_difference
-from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import (
     ArmChange,
     ArmEntry,
@@ -29,6 +28,7 @@ from worker.stream.events import (
     JournalEvent,
     Opened,
     Tag,
+    encode_event,
 )
 from worker.stream.learner import REPUBLISH, Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters
@@ -216,7 +216,7 @@ def test_records_handled_before_are_passed_over_and_batches_may_be_cut_anywhere(
 def test_an_unreadable_journal_record_is_reported_and_passed_over() -> None:
     good = written([*session("x", 10), progress(1350)])
     bad = [b"", None, b"{", b"[]", b'{"kind":"unknown"}', b'{"kind":"progress","partition":3,"partitions":2,"time":1}']
-    bad.append(encode_journal(opened(context=(1.0, 2.0, 3.0))))
+    bad.append(encode_event(opened(context=(1.0, 2.0, 3.0))))
     mixed = [*good[:1], *((1 + index, value) for index, value in enumerate(bad)), (8, good[1][1]), (9, good[2][1])]
     outcome = learner().handle(mixed)
     last = "journal offset 7: dimension"
@@ -437,7 +437,7 @@ def test_a_fold_without_a_usable_estimate_is_rejected_and_the_next_window_goes_o
     assert rejected.rejected
     assert (rejected.version, fine.version, fine.rejected) == (0, 1, None)
     assert hashes(outcome.versions) == hashes(learned(*session("y", 1100), progress(2350)).versions)
-    encode_episode(rejected)
+    encode_event(rejected)
 
 
 def test_numbers_that_are_not_finite_do_not_pass_the_gate(monkeypatch) -> None:
@@ -476,7 +476,7 @@ def test_every_version_is_finite_and_positive_definite(sessions, estimator, poli
         assert np.isfinite(version.thresholds).all()
     for episode in outcome.episodes:
         assert bool(episode.rejected) != (episode.window_end in {version.window_end for version in outcome.versions})
-        encode_episode(episode)  # refuses what is not finite
+        encode_event(episode)  # refuses what is not finite
 
 
 # ── restart ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -39,7 +39,6 @@ from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
 from worker.stream.decoding import MAX_FACT_LEAD, MAX_PROGRESS_LEAD, decode_journal
-from worker.stream.encoding import encode_journal
 from worker.stream.events import (
     ArmChange,
     ArmEntry,
@@ -51,6 +50,7 @@ from worker.stream.events import (
     Opened,
     Progress,
     Tag,
+    encode_event,
 )
 from worker.stream.joining import ClosedWindow, SessionPlan
 from worker.stream.learner import Learner, Outcome
@@ -178,7 +178,7 @@ class World:
         """Write to the journal; the broker sets the timestamp. Now and then, something far ahead of it comes first."""
         now = self.clock + 1
         events = [self._far_ahead(now), event] if self.mischief.random() < 0.05 else [event]
-        self.journal += [(offset, encode_journal(one), now) for offset, one in enumerate(events, len(self.journal))]
+        self.journal += [(offset, encode_event(one), now) for offset, one in enumerate(events, len(self.journal))]
 
     def _far_ahead(self, now: int) -> JournalEvent:
         later = self.mischief.choice((1, 1000, 10**12))
@@ -498,7 +498,7 @@ def check(world: World, training: Training) -> None:
             journal = world.journal
         else:
             facts = [*world.facts, Progress(partition=0, partitions=1, time=END)]
-            journal = [(offset, encode_journal(event)) for offset, event in enumerate(facts)]
+            journal = [(offset, encode_event(event)) for offset, event in enumerate(facts)]
         undisturbed = Learner(SETTINGS, ARMS, with_episodes=False)
         expected = {p.version: p.sha256 for p in undisturbed.begin().versions + undisturbed.handle(journal).versions}
     published: dict[int, str] = {}

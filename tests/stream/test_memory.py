@@ -10,8 +10,7 @@ import orjson
 import pytest
 
 from tests.stream.scenes import arrival, feedback, opened, serving, stored
-from worker.stream.encoding import encode_journal
-from worker.stream.events import MOST_PARTITIONS, FeedbackFact, Opened, Progress
+from worker.stream.events import MOST_PARTITIONS, FeedbackFact, Opened, Progress, encode_event
 from worker.stream.learner import Learner
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.windows import OpenWindows
@@ -45,7 +44,7 @@ def long_list(session: int) -> list[str]:
 def test_progress_of_more_partitions_than_topics_have_is_passed_over(partitions: int) -> None:
     learner = Learner(LearningSettings(dim=1), [Arm(arm="a", reward=1.0)])
     forged = orjson.dumps({"kind": "progress", "partition": 3, "partitions": partitions, "time": 5})
-    true = encode_journal(Progress(partition=0, partitions=1, time=7))
+    true = encode_event(Progress(partition=0, partitions=1, time=7))
     _, peak = allocated(lambda: learner.handle([(0, forged), (1, true)]))
     assert peak < 100 * KB
     assert (learner.watermark.partitions, learner.watermark.time) == (1, 7)
@@ -54,14 +53,14 @@ def test_progress_of_more_partitions_than_topics_have_is_passed_over(partitions:
 
 def test_the_most_partitions_take_little_memory() -> None:
     learner = Learner(LearningSettings(dim=1), [Arm(arm="a", reward=1.0)])
-    most = encode_journal(Progress(partition=0, partitions=MOST_PARTITIONS, time=5))
+    most = encode_event(Progress(partition=0, partitions=MOST_PARTITIONS, time=5))
     left, _ = allocated(lambda: learner.handle([(0, most)]))
     assert left < 2 * KB * KB
 
 
 def collected(windows: OpenWindows, facts: Sequence[Opened | FeedbackFact]) -> int:
     """Return the bytes that facts take in the windows of a learner, decoded from their records."""
-    records, decode = [encode_journal(fact) for fact in facts], msgspec.json.Decoder(type(facts[0])).decode
+    records, decode = [encode_event(fact) for fact in facts], msgspec.json.Decoder(type(facts[0])).decode
 
     def collect() -> OpenWindows:
         for offset, record in enumerate(records):

@@ -13,8 +13,7 @@ from tests.bandit.tastes import Tastes, answers_to, taste, tastes
 from worker.bandit.personal import PersonalModel
 from worker.errors import EstimationError, InputError
 from worker.stream import version_sizes
-from worker.stream.encoding import encode_journal
-from worker.stream.events import Import
+from worker.stream.events import Import, encode_event
 from worker.stream.features import Features
 from worker.stream.learner import Learner
 from worker.stream.packing import SHORT, nearest, packed, rounded, unpacked
@@ -118,7 +117,7 @@ def test_an_import_is_refused_if_what_left_out_ads_have_said_makes_the_version_t
     learner, given = Learner(settings, ads[:2]), Parameters.first(settings, ads)
     first = learner.current
     room = largest_size(first.arms, first.model, first.settings) + 500
-    order = encode_journal(Import(parameters=parameters_document(given), arms=False))
+    order = encode_event(Import(parameters=parameters_document(given), arms=False))
     with monkeypatch.context() as patch:
         patch.setattr(version_sizes.too_large, "__defaults__", (room,))
         (refusal,) = learner.handle([(0, order)]).refusals

@@ -13,8 +13,7 @@ from tests.embedded.traffic import ARMS, settings
 from tests.transport.memory import Cluster, FakeProducer
 from tests.transport.test_learner import PARAMETERS, TOPICS, publisher
 from worker.kafka.history import HistoryReader, HistoryWriter
-from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, Tag
+from worker.stream.events import ArmChange, Tag, encode_event
 from worker.stream.history import HOUR, slot_of, tags
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters, decode_parameters
@@ -157,7 +156,7 @@ def test_the_learner_keeps_what_it_publishes_and_tags_before_the_next_version(
         Tag(name="old", version=0),
         Tag(name="old", version=None),
     ]
-    outcome = learner.handle([(offset, encode_journal(order)) for offset, order in enumerate(orders)])
+    outcome = learner.handle([(offset, encode_event(order)) for offset, order in enumerate(orders)])
     writer = publisher(topic)
     writer.publish(Learner(settings(), ARMS).begin(), learner, 0)
     writer.publish(outcome, learner, len(orders))
@@ -189,7 +188,7 @@ def test_a_version_is_kept_at_the_latest_before_the_next_is_written(
     writer.publish(learner.begin(), learner, 0)
     assert topic.history == [], "workers read the version first"
     orders = [ArmChange(arm="new", reward=float(number), active=True) for number in range(1, 13)]
-    outcome = learner.handle([(offset, encode_journal(order)) for offset, order in enumerate(orders)])
+    outcome = learner.handle([(offset, encode_event(order)) for offset, order in enumerate(orders)])
     writer.publish(outcome, learner, len(orders))
     keys = topic.keys()
     expected = [b"recent/%d" % version for version in range(12)]

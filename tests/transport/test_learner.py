@@ -21,8 +21,7 @@ from worker.kafka.learner import JournalPublisher
 from worker.kafka.parameters import PublishedParameters, decoded
 from worker.metrics import Metrics
 from worker.stream.catalogue import Refusal
-from worker.stream.encoding import encode_journal
-from worker.stream.events import Command, Progress
+from worker.stream.events import Command, Progress, encode_event
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
@@ -163,11 +162,11 @@ def test_the_learner_names_the_slowest_partition_and_counts_late_records_when_th
     learner = Learner(settings(), ARMS)
     assert learner.watermark.slowest == -1
     times = {0: START + 90_000, 1: START + 80_000, 2: START + 95_000}
-    learner.handle(enumerate(encode_journal(Progress(partition=p, partitions=3, time=at)) for p, at in times.items()))
+    learner.handle(enumerate(encode_event(Progress(partition=p, partitions=3, time=at)) for p, at in times.items()))
     assert (learner.watermark.slowest, learner.watermark.time) == (1, START + 80_000)
     arms, context = [arm.arm for arm in ARMS], (0.5,) * settings().dim
     facts = (opened(arrived_at=START, slate=arms, context=context), feedback(1, arms[0], True, occurred_at=START))
-    outcome = learner.handle(enumerate(map(encode_journal, facts), start=3))
+    outcome = learner.handle(enumerate(map(encode_event, facts), start=3))
     assert (outcome.late, outcome.episodes) == (2, [])
 
 

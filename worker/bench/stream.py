@@ -25,8 +25,7 @@ from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import BEGINNING, TIDY
 from worker.simulation.world import Environment
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
-from worker.stream.encoding import encode_arrival, encode_feedback, encode_journal
-from worker.stream.events import Opened, Progress
+from worker.stream.events import Opened, Progress, encode_event
 from worker.stream.learner import Learner
 from worker.stream.topology import Record, Topics
 
@@ -134,13 +133,13 @@ def _code(traffic: StreamTraffic) -> None:
     for records in traffic.seconds:
         for sent in records:
             if sent.topic == TOPICS.arrivals:
-                encode_arrival(decode_arrival(sent.value or b"", limits=limits, dim=DIM, timestamp=sent.timestamp))
+                encode_event(decode_arrival(sent.value or b"", limits=limits, dim=DIM, timestamp=sent.timestamp))
             else:
-                encode_feedback(
+                encode_event(
                     decode_feedback(sent.value or b"", limits=limits, horizon=HORIZON, timestamp=sent.timestamp)
                 )
     for value in traffic.journal:
-        encode_journal(decode_journal(value))
+        encode_event(decode_journal(value))
     for value in traffic.decisions:
         orjson.dumps(msgspec.structs.asdict(decode_decision(value)))
 
@@ -168,7 +167,7 @@ def closed_journal(values: Sequence[bytes]) -> list[tuple[int, bytes, int]]:
     reports = [event for event in map(decode_journal, values) if isinstance(event, Progress)]
     end = max(event.time for event in reports) + LEARNED.window + LEARNED.grace
     last = Progress(partition=0, partitions=1, time=end)
-    return [(offset, value, end) for offset, value in enumerate([*values, encode_journal(last)])]
+    return [(offset, value, end) for offset, value in enumerate([*values, encode_event(last)])]
 
 
 def fold(facts: Sequence[tuple[int, bytes, int]]) -> Learner:

@@ -14,8 +14,7 @@ from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Rejected
-from worker.stream.encoding import encode_feedback
-from worker.stream.events import Feedback
+from worker.stream.events import Feedback, encode_event
 from worker.stream.topology import Topics
 
 
@@ -192,7 +191,7 @@ class Client:
         return self._send(feedback)
 
     def _send(self, feedback: Feedback) -> asyncio.Future[None]:
-        return self._exchange.report(Keyed("clicks", feedback.session_id.encode(), encode_feedback(feedback)))
+        return self._exchange.report(Keyed("clicks", feedback.session_id.encode(), encode_event(feedback)))
 
     def _deadline(self, seconds: float | None) -> float:
         return asyncio.get_running_loop().time() + (self._timeout if seconds is None else seconds)

@@ -15,8 +15,7 @@ from worker.embedded.outputs import Outputs, Tap
 from worker.errors import InputError
 from worker.secret import Secret
 from worker.stream.decoding import Limits
-from worker.stream.encoding import encode_episode, encode_journal
-from worker.stream.events import Episode, Order, Progress
+from worker.stream.events import Episode, Order, Progress, encode_event
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.serving import Serving, handle_together
@@ -113,7 +112,7 @@ class Embedded:
 
     def order(self, event: Order) -> Outcome:
         """Write an order to the journal, let the learner execute it, and return the outcome."""
-        self._journal([(None, encode_journal(event))])
+        self._journal([(None, encode_event(event))])
         return self._learn()
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,7 +130,7 @@ class Embedded:
         self._outputs.time = max(self.time, now)
         count = len(self.tasks)
         progress = [Progress(partition=one, partitions=count, time=self.time) for one in range(count)]
-        self._journal([(None, encode_journal(one)) for one in progress])
+        self._journal([(None, encode_event(one)) for one in progress])
         for task in self.tasks:
             task.acknowledged(self.time)
         if due := [partition for partition, task in enumerate(self.tasks) if task.has_due]:
@@ -164,7 +163,7 @@ class Embedded:
             for observer in self._observers:
                 observer.late(outcome.late)
         for episode in outcome.episodes:
-            self._outputs.emit(self.topics.episodes, b"%d" % episode.version, encode_episode(episode))
+            self._outputs.emit(self.topics.episodes, b"%d" % episode.version, encode_event(episode))
             for observer in self._observers:
                 observer.episode(episode)
         self._publish(outcome.versions)

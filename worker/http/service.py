@@ -19,8 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 import orjson
 
 from worker.errors import AdcascadeError
-from worker.stream.encoding import encode_decision
-from worker.stream.events import Arrival
+from worker.stream.events import Arrival, encode_event
 from worker.stream.parameters import Parameters
 from worker.stream.session import Session
 from worker.stream.settings import LearningSettings
@@ -92,7 +91,7 @@ def fallback_answer(planner: SlatePlanner, arrival: Arrival) -> Answer:
     """Return the answer with fallback ads to an arrival."""
     at, version = arrival.occurred_at, planner.parameters.version
     session = Session(at, at, b"", (), version, *planner.fallback(arrival))
-    return Answer(arrival.session_id, encode_decision(session.decision(arrival.session_id, None)), fallback=True)
+    return Answer(arrival.session_id, encode_event(session.decision(arrival.session_id, None)), fallback=True)
 
 
 def example_context(settings: LearningSettings) -> bytes:

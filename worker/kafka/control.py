@@ -20,8 +20,7 @@ from worker.kafka.history import HistoryReader
 from worker.kafka.parameters import decoded, published_versions
 from worker.kafka.topics import LARGE_BYTES
 from worker.stream.catalogue import Refusal, carry_out
-from worker.stream.encoding import encode_journal
-from worker.stream.events import Order, Tag
+from worker.stream.events import Order, Tag, encode_event
 from worker.stream.history import KeptVersion, tags
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
@@ -87,7 +86,7 @@ class KafkaControl:
             return self._send(event, newest.version)
 
     def _append(self, event: Order) -> int:
-        value = encode_journal(event)
+        value = encode_event(event)
         if len(value) > LARGE_BYTES - _OVERHEAD:
             raise InputError(f"the order has {len(value):,} bytes, more than {self._names.journal} takes")
         return append(self._connection, self._names.journal, value)

@@ -30,8 +30,7 @@ from worker.metrics import Metrics
 from worker.runtime.child import report
 from worker.runtime.interpreter import collect_garbage_rarely
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
-from worker.stream.encoding import encode_episode
-from worker.stream.events import Tag
+from worker.stream.events import Tag, encode_event
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.topology import ONLY_PARTITION, Topics
@@ -132,7 +131,7 @@ class JournalPublisher:
         for episode in outcome.episodes:
             if episode.rejected is not None:
                 log.error("the window to %d gave no version: %s", episode.window_end, episode.rejected)
-            write(self._producer, self._topics.episodes, encode_episode(episode), b"%d" % episode.version)
+            write(self._producer, self._topics.episodes, encode_event(episode), b"%d" % episode.version)
         tags = deque(outcome.tags)
         for version in outcome.versions:
             # A learner that resumes from this version does not read the tags before it again.

@@ -13,8 +13,7 @@ from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
 from worker.kafka.connection import reason_of
 from worker.runtime.clock import ComparedClock
-from worker.stream.encoding import encode_journal
-from worker.stream.events import Progress
+from worker.stream.events import Progress, encode_event
 from worker.stream.topology import ONLY_PARTITION
 
 log = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class ProgressReporter:
         record = Progress(partition=partition, partitions=self._count, time=time)
         topic = app.settings.topics.journal
         try:
-            written = await app.writer.write_one(topic, ONLY_PARTITION, encode_journal(record))
+            written = await app.writer.write_one(topic, ONLY_PARTITION, encode_event(record))
         except KafkaException as error:
             app.fail(FailedError(f"progress was not acknowledged: {reason_of(error)}"))
             return

@@ -32,8 +32,7 @@ from worker.logs.findings import Stage, silent, ticking
 from worker.logs.format import LogWriter, cannot_sort, temporary_database
 from worker.logs.tables import BadRowError, Rows
 from worker.stream.decoding import Limits, Rejected, decode_arrival
-from worker.stream.encoding import encode_decision, encode_feedback
-from worker.stream.events import Decision, Feedback
+from worker.stream.events import Decision, Feedback, encode_event
 from worker.stream.features import context_encoder
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns
@@ -254,14 +253,14 @@ def _events(topics: Topics, session: Session, passed_from: int) -> Iterator[tupl
                 parameters_version=0,
                 value=0.0,
             )
-            yield topics.decisions, at, encode_decision(decision)
+            yield topics.decisions, at, encode_event(decision)
     clicked = [position for position, display in enumerate(session, start=1) if display.clicked]
     passed = len(slate) if len(slate) >= passed_from else len(slate) - 1
     if position := clicked[0] if clicked else passed:
         answer = session[position - 1]
         time = answer.time if clicked else max(display.time for display in session)
         feedback = Feedback(session_id=name, occurred_at=time, position=position, arm=answer.ad, clicked=bool(clicked))
-        yield topics.clicks, time, encode_feedback(feedback)
+        yield topics.clicks, time, encode_event(feedback)
 
 
 def _whole_seconds(milliseconds: int) -> int:

@@ -34,8 +34,7 @@ from worker.replay.report import ReplayReport, Status, VersionResult
 from worker.replay.versions import LOST, Origin, compare, find_origin, is_lost, read_timetable
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival
-from worker.stream.encoding import encode_journal, fact_of
-from worker.stream.events import Arrival, Decision, Opened, Progress
+from worker.stream.events import Arrival, Decision, Opened, Progress, encode_event, fact_of
 from worker.stream.feature_changes import encoder_of
 from worker.stream.features import ContextEncoder
 from worker.stream.parameters import Parameters
@@ -130,7 +129,7 @@ class Relearner:
                 self._open(arrival, fitting, trace.first_decision)
         for entry, feedback in trace.clicks:
             if feedback.occurred_at <= entry.timestamp + _limits(entry).max_ahead_ms:
-                self._fact(encode_journal(fact_of(feedback)))
+                self._fact(encode_event(fact_of(feedback)))
 
     def _arrival(self, entry: Entry, limits: Limits) -> Arrival:
         settings, current = self._learner.settings, self._learner.current.settings
@@ -171,9 +170,9 @@ class Relearner:
                 # Columns and numbers of versions are those of the learner here.
                 made = self._versions.at(arrival.occurred_at).parameters.version
                 opened = msgspec.structs.replace(opened, context=arrival.context, parameters_version=made)
-            self._fact(encode_journal(opened))
+            self._fact(encode_event(opened))
         if not fitting and decided is not None:
-            self._fact(encode_journal(opened_by(arrival, decided)))
+            self._fact(encode_event(opened_by(arrival, decided)))
         if fitting or decided is not None:
             self._report.slates_recorded += 1
         else:
@@ -204,7 +203,7 @@ class Relearner:
             slates = planner.plan(group, [pack_context(arrival.context) for arrival in group])
             for arrival, slate in zip(group, slates, strict=True):
                 opened = opening(arrival, slate.arms, slate.modes, planner.parameters.version)
-                self._fact(encode_journal(opened))
+                self._fact(encode_event(opened))
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -223,14 +222,14 @@ class Relearner:
     def _apply_order(self) -> None:
         self._learn()  # so that the result of the order is separate
         _, order = self._orders.popleft()
-        self._fact(encode_journal(order))
+        self._fact(encode_event(order))
         self._learn()
 
     def _progress(self, time: int) -> None:
         self._plan()
         if time > self._progressed:
             self._progressed = time
-            self._fact(encode_journal(Progress(partition=0, partitions=1, time=time)))
+            self._fact(encode_event(Progress(partition=0, partitions=1, time=time)))
         self._learn()
 
     def _fact(self, value: bytes) -> None:

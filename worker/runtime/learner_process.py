@@ -29,8 +29,7 @@ from worker.metrics.troubles import TroubleLog
 from worker.runtime.child import environment
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.decoding import decode_episode
-from worker.stream.encoding import encode_episode
-from worker.stream.events import Tag
+from worker.stream.events import Tag, encode_event
 from worker.stream.learner import Learner, Outcome
 
 log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             watermark=learner.watermark.time,
             slowest=learner.watermark.slowest,
             late=outcome.late,
-            episodes=tuple(msgspec.Raw(encode_episode(episode)) for episode in outcome.episodes),
+            episodes=tuple(msgspec.Raw(encode_event(episode)) for episode in outcome.episodes),
             troubles=tuple(outcome.troubles),
         )
 

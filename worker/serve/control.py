@@ -20,8 +20,7 @@ from worker.errors import AdcascadeError, FailedError, InputError
 from worker.serve.runner import ServeRunner
 from worker.serve.state import StateView
 from worker.stream.decoding import Rejected, decode_journal
-from worker.stream.encoding import encode_journal
-from worker.stream.events import FeedbackFact, Opened, Order, Progress
+from worker.stream.events import FeedbackFact, Opened, Order, Progress, encode_event
 from worker.stream.history import KeptVersion
 from worker.stream.parameters import Parameters, decode_parameters
 
@@ -154,7 +153,7 @@ class StateFolderControl:
 
     def order(self, event: Order) -> Parameters:
         """Execute an order and return the version after it; raise `FailedError` if the learner refuses it."""
-        reply = self._ask(encode_journal(event))
+        reply = self._ask(encode_event(event))
         if reply.error:
             raise FailedError(reply.error)
         newest = self.history()

@@ -36,8 +36,7 @@ from worker.metrics import Metrics
 from worker.runtime.settings import ProcessSettings
 from worker.serve.store import TOPICS, Lesson, ServeStore
 from worker.stream.decoding import Rejected
-from worker.stream.encoding import encode_decision, encode_journal
-from worker.stream.events import Order, Progress, Reason
+from worker.stream.events import Order, Progress, Reason, encode_event
 from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.session import Session
@@ -126,7 +125,7 @@ class ServeRunner:
 
     async def order(self, order: Order) -> int:
         """Write an order to the journal; return its offset."""
-        return await self._transact(lambda: self._store.add_journal([(None, encode_journal(order))])[0][0])
+        return await self._transact(lambda: self._store.add_journal([(None, encode_event(order))])[0][0])
 
     async def keep(self, lesson: Lesson) -> Sequence[tuple[int, str]]:
         """Keep what was learned; return the orders that are refused, by offset."""
@@ -222,7 +221,7 @@ class ServeRunner:
         if progress:
             store.progress = progress
             reached = Progress(partition=0, partitions=1, time=progress)
-            store.add_journal([(None, encode_journal(reached))])
+            store.add_journal([(None, encode_event(reached))])
         has_changes = bool(work or progress or emits.journal or emits.changelog or (records and store.tap))
         if has_changes:
             store.prepare()
@@ -307,7 +306,7 @@ class ServeRunner:
         if self.now() > session.deadline:
             return Answer(session_id, None, "expired")
         if decision is None:
-            decision = encode_decision(session.decision(session_id, self.serving.tokens(session_id, session)))
+            decision = encode_event(session.decision(session_id, self.serving.tokens(session_id, session)))
         return Answer(session_id, decision)
 
     def _fallback(self, request: AdRequest) -> Answer:

@@ -19,8 +19,7 @@ import orjson
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.simulation.world import Bools, Environment
 from worker.stream.decoding import LARGEST_NUMBER, Limits
-from worker.stream.encoding import encode_arrival, encode_feedback
-from worker.stream.events import DEAD_LETTER_REASONS, Arrival, Decision, Feedback, Reason
+from worker.stream.events import DEAD_LETTER_REASONS, Arrival, Decision, Feedback, Reason, encode_event
 
 Topic: TypeAlias = Literal["arrivals", "clicks"]
 
@@ -215,7 +214,7 @@ class Users:
         cohort, session_id = self.cohort(period), self.session_id(period, index)
         time, context = cohort.arrived_at[index], tuple(cohort.contexts[index].tolist())
         arrival = Arrival(session_id=session_id, occurred_at=time, context=context)
-        return Sent(time, "arrivals", session_id.encode(), encode_arrival(arrival))
+        return Sent(time, "arrivals", session_id.encode(), encode_event(arrival))
 
     def _poison(self, period: int) -> list[Sent]:
         generator = self._generator(period, 1)
@@ -258,7 +257,7 @@ class Users:
                 clicked=clicked,
                 token=token,
             )
-            record = Sent(occurred_at, "clicks", decision.session_id.encode(), encode_feedback(feedback))
+            record = Sent(occurred_at, "clicks", decision.session_id.encode(), encode_event(feedback))
             records.extend(_twice(record, cohort.transits[index][position], cohort.copies[index][position]))
             cohort.answered[index] = position
             if clicked:

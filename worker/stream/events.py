@@ -13,9 +13,11 @@ epoch, arms are ids (strings).
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from msgspec import Meta, Struct
+from msgspec.json import Encoder
 
 #: Largest whole number that every JSON decoder reads exactly.
 MOST: Final = 2**53
@@ -406,3 +408,19 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 Order: TypeAlias = ArmChange | CatalogueChange | Command | FeaturesChange | Import | Tag
 
 JournalEvent: TypeAlias = Opened | FeedbackFact | Progress | Order
+
+
+def fact_of(event: Feedback) -> FeedbackFact:
+    """Return the journal's fact that feedback arrived."""
+    return FeedbackFact(
+        session_id=event.session_id,
+        occurred_at=event.occurred_at,
+        position=event.position,
+        arm=event.arm,
+        clicked=event.clicked,
+    )
+
+
+#: Encode an event: always the same bytes, with the fields in the order of the type, and without absent optional ones.
+#: NaN is written as null: in a context, a number that is missing.
+encode_event: Final[Callable[[Struct], bytes]] = Encoder().encode

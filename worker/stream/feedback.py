@@ -24,8 +24,7 @@ from typing import Final
 
 from worker.errors import InputError
 from worker.secret import Secret
-from worker.stream.encoding import fact_of
-from worker.stream.events import MOST, Feedback
+from worker.stream.events import MOST, Feedback, fact_of
 from worker.stream.reading import Batch, RecordReader
 from worker.stream.session import Parked, ParkedRecord, Session, Verdict
 from worker.stream.table import SessionTable

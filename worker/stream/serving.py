@@ -27,8 +27,7 @@ from collections.abc import Iterable, Sequence
 from worker.secret import Secret
 from worker.stream.contexts import pack_context, unpack_context
 from worker.stream.decoding import Limits
-from worker.stream.encoding import encode_decision, encode_journal
-from worker.stream.events import Arrival, Decision, Feedback, Opened
+from worker.stream.events import Arrival, Decision, Feedback, Opened, encode_event
 from worker.stream.feedback import FeedbackJoin, make_token
 from worker.stream.reading import Batch, RecordReader
 from worker.stream.session import Session, brief_exclusions, encode_state
@@ -136,9 +135,9 @@ class Serving(SessionTable):
             decisions.append(state.decision(session_id, self.tokens(session_id, state)))
         for session_id, session in batch.unremembered.items():
             decisions.append(session.decision(session_id, self.tokens(session_id, session)))
-        emits.journal += [(fact.session_id.encode(), encode_journal(fact)) for fact in batch.facts]
+        emits.journal += [(fact.session_id.encode(), encode_event(fact)) for fact in batch.facts]
         emits.changelog += self._reader.fitting("sessions-changelog", changed_values, emits)
-        pairs = [(decision.session_id.encode(), encode_decision(decision)) for decision in decisions]
+        pairs = [(decision.session_id.encode(), encode_event(decision)) for decision in decisions]
         emits.decisions += self._reader.fitting("decisions", pairs, emits)
         emits.tally.decisions.update(decision.mode for decision in decisions)
 
