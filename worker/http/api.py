@@ -39,9 +39,10 @@ class HttpApi:
     def add_to(self, app: web.Application) -> None:
         """Add the routes to an application."""
         session = "/v1/sessions/{session_id:[^/]+}"
+        # The most frequent first: the router tries them one after the other.
+        app.router.add_post(f"{session}/feedback", self._feedback, name="feedback")
         app.router.add_post("/v1/sessions", self._arrive, name="arrive")
         app.router.add_get(session, self._session, name="session")
-        app.router.add_post(f"{session}/feedback", self._feedback, name="feedback")
 
     async def _arrive(self, request: web.Request) -> web.Response:
         arrival = read_arrive(await request.read())
