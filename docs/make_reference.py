@@ -35,7 +35,7 @@ has commas between the pairs, and in the file it is the table `[kafka]`: see
 METRICS = """\
 ## Metrics
 
-Labels have closed sets of values: never a session, a user or an arm. `adcascade traffic` exports the metrics that are
+Labels have closed sets of values: never a session or a user. `adcascade traffic` exports the metrics that are
 marked "Simulated traffic only". `adcascade gateway` and `adcascade serve` export `adcascade_http_…`;
 `adcascade_gateway_…` is what a gateway exports in addition.
 """
