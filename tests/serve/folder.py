@@ -19,7 +19,7 @@ from worker.serve.control import OrderDesk
 from worker.serve.learner import JournalFolder
 from worker.serve.server import decoded_lesson
 from worker.serve.state import StateFolder, StateView
-from worker.serve.store import ServeStore, first_version
+from worker.serve.store import ServeStore, keep_first
 from worker.stream.events import Order, encode_event
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -74,7 +74,7 @@ class Served:
         self.state = StateFolder(folder, keep=keep)
         try:
             if not self.state.parameters():
-                first_version(self.state, Parameters.first(learning, ARMS))
+                keep_first(self.state, Parameters.first(learning, ARMS))
             self.store = ServeStore(self.state, record, keep=keep_record)
         except BaseException:
             self.state.close()

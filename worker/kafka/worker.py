@@ -19,7 +19,6 @@ from worker.metrics import CONSUMED, Metrics
 from worker.runtime.interpreter import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.learner_process import LearnerProcess, count_report
 from worker.runtime.supervision import supervised
-from worker.stream.version_sizes import check_size
 from worker.web.status import status_routes
 
 log = logging.getLogger(__name__)
@@ -34,22 +33,23 @@ def run_worker(settings: WorkerSettings) -> int:
     connection, topics = settings.connection, settings.topics
     count = topics_at_start(connection, topics)
     history = published_versions(connection, topics)
-    _, first = settings.configured(history)
-    if not history:
-        check_size(first)
-    if settings.start is not None and not history:
-        log.info(settings.start.line(first))
-    for line in settings.surprises(history[-1] if history else first):
-        log.warning(line)
     metrics = Metrics(CONSUMED)
-    parameters = PublishedParameters(first, history, metrics)
+    parameters = PublishedParameters(settings.first_version(history), history, metrics)
     versions = VersionReader(
         *(connection, topics, parameters.take),
         prepare=parameters.prepare,
         report=partial(metrics.troubles.set, "versions-down"),
     )
     partitions = Partitions(parameters, settings, topics, metrics, know_versions=versions.catch_up)
-    app = _make_app(settings, partitions, versions, metrics, count)
+    learner = LearnerProcess(settings.learner, partial(count_report, metrics), metrics.troubles)
+    monitor = WorkerMonitor(partitions, learner, metrics)
+    progress = ProgressReporter(count=count, clock=partitions.clock, interval=settings.progress_interval)
+    background = [
+        versions.run,
+        supervised(lambda: progress.run(app), metrics.troubles, name="progress"),
+        supervised(lambda: monitor.run(app), metrics.troubles, name="monitor"),
+    ]
+    app = worker_app(settings, partitions, learner, count=count, background=background)
     unready = partial(_unready, app, versions, parameters)
     routes = {
         **operations(metrics.registry, unready, metrics.trouble_lines),
@@ -66,25 +66,6 @@ def run_worker(settings: WorkerSettings) -> int:
         code = run_app(app)
     log.info("worker: stopped", extra={"fields": {"code": code}})
     return code
-
-
-def _make_app(
-    settings: WorkerSettings,
-    partitions: Partitions,
-    versions: VersionReader,
-    metrics: Metrics,
-    count: int,
-) -> WorkerApp:
-    learner = LearnerProcess(settings.learner, partial(count_report, metrics), metrics.troubles)
-    monitor = WorkerMonitor(partitions, learner, metrics)
-    progress = ProgressReporter(count=count, clock=partitions.clock, interval=settings.progress_interval)
-    background = [
-        versions.run,
-        supervised(lambda: progress.run(app), metrics.troubles, name="progress"),
-        supervised(lambda: monitor.run(app), metrics.troubles, name="monitor"),
-    ]
-    app = worker_app(settings, partitions, learner, count=count, background=background)
-    return app
 
 
 def _unready(app: WorkerApp, versions: VersionReader, parameters: PublishedParameters) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -28,7 +29,10 @@ from worker.stream.settings import (
 from worker.stream.starting import Start
 from worker.stream.table import SessionRoom
 from worker.stream.topology import Topics
+from worker.stream.version_sizes import check_size
 from worker.stream.versions import Versions
+
+log = logging.getLogger(__name__)
 
 #: Changes of a catalogue that a line lists.
 LISTED: Final = 5
@@ -77,6 +81,17 @@ class ProcessSettings:
         learning = replace(self.learning, dim=self.dim)
         check_columns(learning, len(self.arms))
         return learning, Parameters.first(learning, self.arms)
+
+    def first_version(self, history: Sequence[Parameters]) -> Parameters:
+        """Return the first version as `configured` does, and log what may surprise."""
+        _, first = self.configured(history)
+        if not history:
+            check_size(first)
+            if self.start is not None:
+                log.info(self.start.line(first))
+        for line in self.surprises(history[-1] if history else first):
+            log.warning(line)
+        return first
 
     def surprises(self, newest: Parameters) -> list[str]:
         """Return a line for everything that may surprise now that this version is the newest."""

@@ -17,11 +17,10 @@ from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner
 from worker.serve.settings import ServeSettings
 from worker.serve.state import StateFolder
-from worker.serve.store import Lesson, ServeStore, Version, check_not_moved, first_version
+from worker.serve.store import Lesson, ServeStore, Version, check_not_moved, keep_first
 from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.slates import prepared
-from worker.stream.version_sizes import check_size
 from worker.stream.versions import Versions
 from worker.web.status import status_routes
 
@@ -38,15 +37,10 @@ def run_server(settings: ServeSettings) -> int:
     with StateFolder(settings.folder, keep=settings.keep) as state:
         check_not_moved(state)
         history = [decode_parameters(value) for value in state.parameters()]
+        first = settings.first_version(history)
         if not history:
-            _, first = settings.configured(())
-            check_size(first)
-            first_version(state, first)
             history = [first]
-            if settings.start is not None:
-                log.info(settings.start.line(first))
-        for line in settings.surprises(history[-1]):
-            log.warning(line)
+            keep_first(state, first)
         store = ServeStore(state, settings.record, keep=settings.keep_record)
         collect_garbage_rarely()
         let_the_loop_go_first()

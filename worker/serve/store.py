@@ -165,7 +165,7 @@ class ServeStore(Outputs):
             self._log.close()
 
 
-def first_version(state: StateFolder, parameters: Parameters) -> None:
+def keep_first(state: StateFolder, parameters: Parameters) -> None:
     """Keep version 0 in a new folder, so that there is an answer before the learner runs."""
     state.put_parameters(parameters, encode_parameters(parameters), kept=KEPT)
     state.commit()
