@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     settings = filled(DemoSettings, options)
     settings.learning()
-    page = None if options.report == NO_REPORT else options.report or str(Path(tempfile.mkdtemp(prefix=PREFIX)) / PAGE)
+    page = None if options.report == NO_REPORT else options.report
     check_writable(options.json, options.record, page)
     began = time.perf_counter()
     metrics = Metrics()
@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
         if additive is not None and not stopped:
             other = received_run(additive)
         seconds = time.perf_counter() - began
-        if page is not None:
+        if options.report != NO_REPORT:
+            page = page or str(Path(tempfile.mkdtemp(prefix=PREFIX)) / PAGE)
             write_report(demo, Path(page), seconds=seconds, other=other)
     _print_summary(options, demo, other, page, seconds)
     return 128 + stopped[0] if stopped else 0
