@@ -419,7 +419,9 @@ class Reader:
         if not self.to_publish:
             start = self.learner._next_offset
             some = world.journal[start : start + world.random.choice((1, 2, 5, 40))]
-            self.to_publish.extend(self.learner.handle(some).versions)
+            outcome = self.learner.handle(some)
+            assert "fold-passed-over" not in outcome.troubles.reports, "`Training` does not fit the learner's calls"
+            self.to_publish.extend(outcome.versions)
         elif self.seen is None:
             self.seen = (max(world.parameters, key=lambda p: (p.version, p.journal_offset), default=None),)
         else:
@@ -449,7 +451,7 @@ class Training:
         self.silent: set[tuple[int, str]] = set()  # trained on as not clicked, because no answer came
         self.slates: set[tuple[int, tuple[str, ...]]] = set()
 
-    def __call__(self, parent: Parameters, window: ClosedWindow, predicted: object = None) -> tuple[Parameters, int]:
+    def __call__(self, parent: Parameters, window: ClosedWindow, predicted: object = None) -> Parameters:
         sessions = [int(np.frombuffer(plan.context)[0]) for plan in window.plans]
         displays = [
             (sessions[row], arm, c) for row, arm, c in zip(window.rows, window.arms, window.clicked, strict=True)
@@ -462,13 +464,12 @@ class Training:
         self.slates.update(zip(sessions, (plan.slate for plan in window.plans), strict=True))
         mark = float(Random(repr((sessions, displays, silent, window.sessions))).getrandbits(52))
         assert isinstance(parent.model, AdditiveModel)
-        made = replace(
+        return replace(
             parent,
             model=replace(parent.model, theta_context=np.array([mark])),
             folds=parent.folds + 1,
             observations=parent.observations + len(displays) + len(silent),
         )
-        return made, 1
 
     def with_new_arms(self, changed: Parameters, plans: Sequence[SessionPlan]) -> Parameters:
         """Replace the thresholds of an order that adds arms: they depend on all sessions of open windows."""
@@ -674,7 +675,7 @@ class IgnoresTheMark(OpenWindows):
 class ForgetsPlans(OpenWindows):
     """Gives an order no sessions to find its thresholds by."""
 
-    def plans(self) -> list[SessionPlan]:
+    def plans(self, until: int) -> list[SessionPlan]:
         return []
 
 

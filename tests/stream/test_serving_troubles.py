@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from contextlib import closing
 
 import pytest
-from confluent_kafka import Producer
 
 from tests.stream.scenes import TOPICS, arrival, click, decisions, parameters, passed, serving
 from worker.stream.contexts import pack_context
 from worker.stream.features import Features
 from worker.stream.serving import NO_ARRIVAL, Serving
 from worker.stream.table import SessionRoom
-from worker.stream.topology import Emits, Record, murmur2_partition
+from worker.stream.topology import Emits, Record
 from worker.stream.versions import Versions
 
 
@@ -89,18 +86,6 @@ def test_a_batch_has_the_context_of_one_of_its_new_sessions() -> None:
 
 
 # ── keys and partitions ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_murmur2_is_that_of_librdkafka() -> None:
-    chance, found = random.Random(2), dict[bytes, int]()
-    keys = {chance.randbytes(length) for length in range(1, 71) for _ in range(5)}
-    # A cluster within librdkafka; its topics have four partitions.
-    settings = {"test.mock.num.brokers": 1, "partitioner": "murmur2_random", "log_level": 0}
-    with closing(Producer(settings)) as producer:
-        for key in keys:
-            producer.produce("t", b"", key, on_delivery=lambda _, one: found.update({one.key(): one.partition()}))
-        producer.flush()
-    assert found == {key: murmur2_partition(key, 4) for key in keys}
 
 
 def test_feedback_whose_arrival_is_in_another_partition_of_the_worker_is_reported_without_its_session() -> None:
