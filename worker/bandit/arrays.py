@@ -12,6 +12,7 @@ from worker.errors import InputError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Array = NDArray[Any]  # of the planning kernel's dtype
+Keys = NDArray[np.uint32]  # stable numbers of sessions or arms
 
 #: Index of a position without an arm.
 NO_ARM = -1

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Array, sigmoid
+from worker.bandit.arrays import Array, Keys, sigmoid
 from worker.errors import InputError
 
 _ODD = tuple(np.uint32(number) for number in (0x9E3779B1, 0x85EBCA77, 0x85EBCA6B, 0xC2B2AE35))
@@ -169,22 +169,22 @@ class Spread:
     """
 
     share: float
-    keys: NDArray[np.uint32]
+    keys: Keys
 
-    def factors(self, rows: slice, arm_keys: NDArray[np.uint32], dtype: DTypeLike, position: int = 0) -> Array:
+    def factors(self, rows: slice, arm_keys: Keys, dtype: DTypeLike, position: int = 0) -> Array:
         """Return the factors of some rows at a position, from 0, for arms with these keys: (n, columns)."""
         return self.factors_at(position, self.hashes(rows, arm_keys), dtype)
 
-    def hashes(self, rows: slice, arm_keys: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def hashes(self, rows: slice, arm_keys: Keys) -> Keys:
         """Return what `factors_at` needs of some rows and arms, the same at all positions: (n, columns)."""
-        mixed: NDArray[np.uint32] = np.bitwise_xor.outer(self.keys[rows] * _ODD[0], arm_keys * _ODD[1])
+        mixed: Keys = np.bitwise_xor.outer(self.keys[rows] * _ODD[0], arm_keys * _ODD[1])
         for shift, odd in zip(_SHIFTS, _ODD[2:], strict=True):  # the finaliser of MurmurHash3
             mixed ^= mixed >> shift
             mixed *= odd
         mixed ^= mixed >> _SHIFTS[1]
         return mixed
 
-    def factors_at(self, position: int, hashes: NDArray[np.uint32], dtype: DTypeLike) -> Array:
+    def factors_at(self, position: int, hashes: Keys, dtype: DTypeLike) -> Array:
         """Return the factors at a position."""
         factors: Array = (hashes + np.uint32(position * int(_ODD[0]) % 2**32)).astype(dtype)
         factors *= self.share * 2.0**-32

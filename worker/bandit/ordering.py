@@ -17,38 +17,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.bandit.answers import Cascade, shifted
-from worker.bandit.arrays import NO_ARM, Array, Floats, Ints
+from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, Keys
 from worker.bandit.bonuses import VALUE, Bonus, Spread
 from worker.bandit.planning import Masked, Planner
 
 ARMS_AT_ONCE = 128  # whose probabilities at all positions are computed in one call
 
 
-def greedy_slates(
-    planner: Planner, contexts: Floats, masked: Masked | None = None, keys: NDArray[np.uint32] | None = None
-) -> Ints:
+class _Way(NamedTuple):
+    """Probabilities to plan slates on, (rows, K), and what must not be shown."""
+
+    chances: Callable[[slice], Array]
+    masked: Masked | None
+
+
+def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None, keys: Keys | None = None) -> Ints:
     """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones.
 
     Sessions with `keys` (n,) show by turns what is alike: each is planned for the arms that are some turns before those
     that it is shown.
     """
-    if keys is None or planner.alike is None:
-        return _greedy(planner, contexts, masked)
-    alike, turns = planner.alike, keys.astype(np.intp)
-    if masked is not None:
-        masked = Masked(masked.rows, alike.turned(masked.columns, -turns[masked.rows]))
-    slates = _greedy(planner, contexts, masked)
-    shown = planner.shown[alike.turned(planner.columns_of(slates), turns[:, None])]
-    return np.where(slates == NO_ARM, NO_ARM, shown)
-
-
-def _greedy(planner: Planner, contexts: Floats, masked: Masked | None) -> Ints:
-    return _best(planner, contexts, lambda rows: planner.heads.probabilities(contexts[rows]), masked)
+    (greedy,) = _best(planner, contexts, _estimated(planner, contexts, masked, keys))
+    return _by_turns(planner, greedy, keys)
 
 
 def optimistic_slates(
@@ -61,31 +57,73 @@ def optimistic_slates(
     spread: Spread | None = None,
 ) -> Ints:
     """Return the best slates under the optimistic probabilities of the bonus: (n, d) → (n, H)."""
+    (optimistic,) = _best(planner, contexts, _hoped(planner, contexts, beta, bonus, masked, spread))
+    return optimistic
 
+
+def both_slates(
+    planner: Planner,
+    contexts: Floats,
+    *,
+    beta: float,
+    bonus: Bonus,
+    masked: Masked | None,
+    spread: Spread | None,
+    keys: Keys | None,
+) -> tuple[Ints, Ints]:
+    """Return the greedy and the optimistic slates. In small batches, both together take the time of one of them."""
+    estimated = _estimated(planner, contexts, masked, keys)
+    greedy, optimistic = _best(planner, contexts, estimated, _hoped(planner, contexts, beta, bonus, masked, spread))
+    return _by_turns(planner, greedy, keys), optimistic
+
+
+def _estimated(planner: Planner, contexts: Floats, masked: Masked | None, keys: Keys | None) -> _Way:
+    if masked is not None and keys is not None and planner.alike is not None:
+        turns = keys.astype(np.intp)
+        masked = Masked(masked.rows, planner.alike.turned(masked.columns, -turns[masked.rows]))
+    return _Way(lambda rows: planner.heads.probabilities(contexts[rows]), masked)
+
+
+def _by_turns(planner: Planner, slates: Ints, keys: Keys | None) -> Ints:
+    """Return what sessions with these keys are shown in place of slates: what is alike by turns."""
+    if keys is None or planner.alike is None:
+        return slates
+    shown = planner.shown[planner.alike.turned(planner.columns_of(slates), keys.astype(np.intp)[:, None])]
+    return np.where(slates == NO_ARM, NO_ARM, shown)
+
+
+def _hoped(
+    planner: Planner, contexts: Floats, beta: float, bonus: Bonus, masked: Masked | None, spread: Spread | None
+) -> _Way:
     def chances(rows: slice) -> Array:
         factors = None if spread is None else spread.factors(rows, planner.arm_keys, planner.dtype)
         log_odds, widths = planner.heads.log_odds(contexts[rows]), planner.heads.widths(contexts[rows])
         return bonus.optimistic(log_odds, beta * widths, factors)
 
-    return _best(planner, contexts, chances, masked)
+    return _Way(chances, masked)
 
 
-def _best(planner: Planner, contexts: Floats, chances: Callable[[slice], Array], masked: Masked | None) -> Ints:
+def _best(planner: Planner, contexts: Floats, *ways: _Way) -> list[Ints]:
+    """Return the best slates of each way, (n, H)."""
     columns = planner.by_falling_revenue
     cascade = planner.cascade.choose(columns).astype(planner.dtype)
     shown = planner.shown[columns]
-    slates = np.full((len(contexts), planner.horizon), NO_ARM, dtype=np.intp)
+    slates = [np.full((len(contexts), planner.horizon), NO_ARM, dtype=np.intp) for _ in ways]
     rewards = planner.rewards[shown].astype(planner.dtype)
     place = np.argsort(columns)
     for part in planner.slices(contexts):
-        f = chances(part).T[columns]
+        f = np.concatenate([way.chances(part) for way in ways]).T[columns]
         eligible = np.ones(f.shape, dtype=bool)
-        if masked is not None:
-            rows, excluded = masked.within(part)
-            eligible[place[excluded], rows] = False
-            f[place[excluded], rows] = 0
+        starts = range(0, f.shape[1], part.stop - part.start)
+        for way, start in zip(ways, starts, strict=True):
+            if way.masked is not None:
+                rows, excluded = way.masked.within(part)
+                eligible[place[excluded], start + rows] = False
+                f[place[excluded], start + rows] = 0
         picks = _pick(f, rewards, eligible, planner.horizon, cascade)
-        slates[part] = np.where(picks == NO_ARM, NO_ARM, shown[picks])
+        arms = np.where(picks == NO_ARM, NO_ARM, shown[picks])
+        for found, start in zip(slates, starts, strict=True):
+            found[part] = arms[start : start + part.stop - part.start]
     return slates
 
 

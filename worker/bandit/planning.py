@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from worker.bandit.answers import AnswerRates, Cascade
-from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, check_rewards, sigmoid
+from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, Keys, check_rewards, sigmoid
 from worker.bandit.bonuses import Bonus, Spread
 from worker.bandit.click_model import ClickModel, Truth
 from worker.errors import InputError
@@ -144,7 +144,7 @@ class Planner:
         active: NDArray[np.bool_] | None = None,
         repeats: bool = True,
         answers: AnswerRates | None = None,
-        arm_keys: NDArray[np.uint32] | None = None,
+        arm_keys: Keys | None = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         if horizon < 1:

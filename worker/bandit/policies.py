@@ -15,13 +15,11 @@ from typing import ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints, Keys
 from worker.bandit.bonuses import CURVE, Bonus, PaperBonus, Spread, bonus_named
-from worker.bandit.ordering import fixed_slates, greedy_slates, optimistic_slates
+from worker.bandit.ordering import both_slates, fixed_slates, greedy_slates, optimistic_slates
 from worker.bandit.planning import Masked, Optimism, Planner
 from worker.errors import InputError
-
-Keys = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,10 +163,15 @@ class Ucbbp(Policy):
         return Slates.certain(arms, True)
 
     def both(self, planner: Planner, sessions: Unplanned) -> tuple[Ints, Ints]:
-        """Return the greedy and the optimistic arms (with repeats): (n, H) each."""
-        optimism = Optimism(beta=self.beta, bonus=self.bonus, spread=sessions.spread(self.spread))
-        plan = planner.plan(sessions.contexts, sessions.masked, optimism)
-        return plan.arms, plan.optimistic
+        """Return the greedy and the optimistic arms: (n, H) each."""
+        contexts, masked, spread = sessions.contexts, sessions.masked, sessions.spread(self.spread)
+        if planner.repeats:
+            plan = planner.plan(contexts, masked, Optimism(beta=self.beta, bonus=self.bonus, spread=spread))
+            return plan.arms, plan.optimistic
+        turns = sessions.keys if self.spread else None
+        return both_slates(
+            planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked, spread=spread, keys=turns
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +207,7 @@ class Aucbbp(Policy):
     def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
         if self.thresholds is not None and len(self.thresholds) != planner.horizon:
             raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
-        optimist = Ucbbp(beta=self.beta, bonus=self.bonus, spread=self.spread)
-        if planner.repeats:
-            greedy, exploring = optimist.both(planner, sessions)
-        else:
-            exploring = optimist.plan(planner, sessions).arms
-            turns = sessions.keys if self.spread else None
-            greedy = greedy_slates(planner, sessions.contexts, sessions.masked, turns)
+        greedy, exploring = Ucbbp(beta=self.beta, bonus=self.bonus, spread=self.spread).both(planner, sessions)
         scores = exploration_scores(planner, sessions.contexts, exploring)
         # Without repeats two slates cannot be mixed: the first position decides for all.
         chosen = self._chosen(scores if planner.repeats else scores[:, :1], sessions)
