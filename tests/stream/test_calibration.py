@@ -56,13 +56,15 @@ def test_clicks_are_predicted_by_the_version_before_and_the_prior_predicts_nothi
     assert found.positions.predicted == pytest.approx(expected.sum(axis=0))
     assert (found.positions.clicks, found.tenths.displays) == ((0, 10), (4,) * 10)
     assert list(found.tenths.predicted) == sorted(found.tenths.predicted)
+    assert found.variance == pytest.approx((expected * (1 - expected)).sum())
     losses = -np.log(np.where(np.arange(20) % 2, expected[:, 1], 1 - expected[:, 1])) - np.log(1 - expected[:, 0])
+    assert found.log_loss == pytest.approx(losses.sum())
     assert second.calibration.ads[3].tolist() == [0, 10, 0]
     total = second.calibration.total
     assert total["predicted"] == pytest.approx(expected.sum())
     assert total["variance"] == pytest.approx((expected * (1 - expected)).sum())
     assert total["log_loss"] == pytest.approx(losses.sum())
-    assert {one.arm for one in second.calibration.worst("abc")} == {"a", "b"}
+    assert {one.arm for one in found.worst} == {"a", "b"}
 
 
 def test_random_slates_are_shown_apart() -> None:

@@ -350,6 +350,9 @@ def test_a_change_of_the_users_is_noticed_and_has_a_time(monkeypatch):
     time, kept, ads = metrics.snapshot().forgotten
     assert time > half
     assert kept < 1 or ads
+    noticed = [one.episode for one in metrics.snapshot().windows if one.episode.kept or one.episode.changed_arms]
+    assert noticed[0].window_end == half + 10_000
+    assert (kept, ads) == (noticed[-1].kept or 1, noticed[-1].changed_arms or ())
     shown = document(metrics)["parameters"]["forgetting"]
     assert (shown["time"], shown["kept"], shown["ads"]) == (time, kept, list(ads))
 

@@ -54,7 +54,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
     deviations = model.bias_deviations if parameters.arms else np.zeros(0)
     return {
         **{name: getattr(parameters, name) for name in FACTS},
-        "lift": None if parameters.lift is None else parameters.lift.figures,
+        "lift": None if parameters.lift is None else to_builtins(parameters.lift.figures),
         "guarded": parameters.guarded,
         "started_from": None if (start := parameters.started_from) is None else asdict(start),
         "features": [{**asdict(one), "word": one.word} for one in strengths(parameters)],

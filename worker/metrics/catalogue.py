@@ -27,8 +27,8 @@ from worker.metrics.exposition import MetricSpec, Reading, counter, gauge, histo
 from worker.metrics.history import STAGES, Snapshot
 from worker.stream.accounts import ROWS
 from worker.stream.calibration import SESSIONS
-from worker.stream.events import DEAD_LETTER_REASONS, MODES
-from worker.stream.lift import GROUPS, OUTCOMES, ComparedOutcome, Interval
+from worker.stream.events import DEAD_LETTER_REASONS, MODES, ComparedOutcome, Interval
+from worker.stream.lift import GROUPS, OUTCOMES
 from worker.stream.parameters import Parameters
 from worker.stream.session import ENDINGS
 from worker.stream.troubles import LEVELS, TROUBLES

@@ -68,7 +68,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
         "period": period.name,
         "since": period.since,
         "until": period.until,
-        "lift": None if learned.lift is None else learned.lift.figures,
+        "lift": None if learned.lift is None else msgspec.to_builtins(learned.lift.figures),
         "predictions": _predictions(learned),
         "total": total,
         "course": course,

@@ -27,9 +27,8 @@ import numpy as np
 from worker.bandit.arrays import ArrayValue, Floats, Ints, frozen_array, sigmoid
 from worker.bandit.click_model import ClickModel, Observations
 from worker.errors import InputError
-from worker.stream.events import CalibrationRecord, PredictedClicks
+from worker.stream.events import AdCalibration, CalibrationRecord, Interval, PredictedClicks
 from worker.stream.joining import SessionPlan
-from worker.stream.lift import Interval
 
 #: The rows of the sums.
 ROWS: Final = ("displays", "predicted", "variance", "clicks", "log_loss")
@@ -102,17 +101,6 @@ def base_loss(displays: float, clicks: float) -> float:
     """
     parts = (clicks, displays - clicks)
     return sum(part * log(displays / part) for part in parts if part > 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdCalibration:
-    """Predicted and observed clicks of an ad, in the fading sums, and their difference in standard deviations."""
-
-    arm: str
-    displays: int
-    predicted: float
-    clicks: int
-    deviations: float
 
 
 # ── sums of a version ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,17 +192,21 @@ def _by(predicted: Predicted, labels: Ints, count: int) -> Floats:
 # ── figures of a window ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def window_figures(predicted: Predicted) -> CalibrationRecord | None:
-    """Return the figures of a window; None without displays or if broken."""
+def window_figures(predicted: Predicted, sums: Calibration, names: Sequence[str]) -> CalibrationRecord | None:
+    """Return the figures of a window, with the worst ads of the sums after it; None without displays or if broken."""
     data, count = predicted.data, len(predicted.data)
     if not count or not np.isfinite(predicted.chances).all():
         return None
+    _, _, variance, _, losses = _by(predicted, np.zeros(count, dtype=np.intp), 1)[:, 0].tolist()
     tenths = np.empty(count, dtype=np.intp)
     tenths[np.argsort(predicted.chances, kind="stable")] = np.arange(count) * TENTHS // count
     return CalibrationRecord(
+        variance=variance,
+        log_loss=losses,
         tenths=_figures(predicted, tenths, TENTHS),
         positions=_figures(predicted, data.positions, int(data.positions.max()) + 1),
         sessions=_figures(predicted, predicted.kinds, len(SESSIONS)),
+        worst=sums.worst(names),
     )
 
 

@@ -1,4 +1,4 @@
-"""The episode record of a closed window: sessions, clicks, revenue and regret.
+"""The episode record of a closed window: sessions, clicks, revenue and regret, what was forgotten and is missed.
 
 - `reward` and `expected_reward` are by the version that served each session, with its prices; if that version is no
   longer kept, by the parent of the fold.
@@ -25,10 +25,12 @@ from worker.bandit.planning import slate_values
 from worker.bandit.regret import optimistic_gap, posterior_regret
 from worker.stream.accounts import click_prices
 from worker.stream.calibration import Predicted, window_figures
-from worker.stream.events import Episode
+from worker.stream.events import CalibrationRecord, Episode
 from worker.stream.feature_changes import contexts_of
 from worker.stream.folding import one_thread
 from worker.stream.joining import ClosedWindow
+from worker.stream.lift import Lift
+from worker.stream.misfit import missed_by
 from worker.stream.parameters import Parameters
 
 T = TypeVar("T")
@@ -46,18 +48,21 @@ def episode_of(
     kept: Mapping[int, Parameters],
     predicted: Predicted | None = None,
     *,
+    lift: Lift | None,
     rejected: str | None,
 ) -> Episode:
     """Return the episode of a window that was closed under `parent`, with `current` in force since.
 
-    `kept` are the versions that may have served it; `predicted` is what the parent expected of its displays; `rejected`
-    is why there is no usable estimate.
+    `kept` are the versions that may have served it; `predicted` is what the parent expected of its displays; `lift` is
+    the comparison up to its end; `rejected` is why there is no usable estimate.
     """
     nothing: tuple[float | None, float | None] = (None, None)
+    folded = current.folds > parent.folds
     with one_thread(), np.errstate(all="ignore"):
         reward, expected = _tried(lambda: _revenue(window, parent, kept), nothing)
         bound, posterior = _tried(lambda: _regrets(window, current), nothing)
-        calibration = None if predicted is None else _tried(lambda: window_figures(predicted), None)
+        calibration = _tried(lambda: _calibration(predicted, current, folded=folded), None)
+        missing = _tried(lambda: missed_by(current), None)
     explored = [sum(plan.explored) / max(1, len(plan.slate)) for plan in window.plans]
     return Episode(
         version=current.version,
@@ -74,7 +79,20 @@ def episode_of(
         frozen=current.frozen,
         rejected=rejected,
         calibration=calibration,
+        kept=current.kept if folded and current.kept < 1 else None,
+        changed_arms=(current.changed or None) if folded else None,
+        lift=None if lift is None else lift.figures,
+        guarded=current.guarded,
+        missed=missing or None,
     )
+
+
+def _calibration(predicted: Predicted | None, current: Parameters, *, folded: bool) -> CalibrationRecord | None:
+    """Return the figures of a window; if it made no version, the sums per ad have it in its episode only."""
+    if predicted is None:
+        return None
+    sums = current.calibration if folded else current.calibration.plus(predicted, arms=len(current.arms))
+    return window_figures(predicted, sums, [arm.arm for arm in current.arms])
 
 
 def _finite(number: float | None) -> float | None:

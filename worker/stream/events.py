@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from msgspec import Meta, Struct
 from msgspec.json import Encoder
@@ -340,6 +340,40 @@ class Tag(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_f
     version: Annotated[Count | None, described("Version; null removes the name.")]
 
 
+class Interval(NamedTuple):
+    """An estimate with the ends of its interval."""
+
+    estimate: Number
+    low: Number
+    high: Number
+
+
+class ComparedOutcome(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """An outcome per session, revenue or clicks, of all sessions outside of the control group and of those in it."""
+
+    policy: Number
+    control: Number
+    difference: Annotated[Interval, described("Policy less control, and the ends of the interval.")]
+    relative: Annotated[
+        Interval | None, described("The same as shares of the control; null or absent if they are not known.")
+    ] = None
+
+
+class LiftFigures(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Comparison with the control group over all closed windows; intervals hold at all looks together with 95 %."""
+
+    control: Annotated[Identifier, described("What the control group gets.")]
+    since: Milliseconds
+    sessions: Annotated[Count, described("Sessions that were compared.")]
+    control_sessions: Annotated[Count, described("Those of the control group.")]
+    sentence: Annotated[str, described("The comparison of the revenue, for people.")]
+    revenue: Annotated[ComparedOutcome | None, described("null or absent while too little is known.")] = None
+    clicks: Annotated[ComparedOutcome | None, described("null or absent while too little is known.")] = None
+    mismatch: Annotated[
+        Number | None, described("Size of the control group relative to what it should be, if it is wrong.")
+    ] = None
+
+
 class PredictedClicks(Struct, frozen=True, kw_only=True, gc=False):
     """Predicted and observed clicks of several parts of the displays, a number of each part."""
 
@@ -348,9 +382,21 @@ class PredictedClicks(Struct, frozen=True, kw_only=True, gc=False):
     clicks: tuple[Count, ...]
 
 
+class AdCalibration(Struct, frozen=True, kw_only=True, gc=False):
+    """Predicted and observed clicks of an ad, in sums that fade over windows."""
+
+    arm: Identifier
+    displays: Count
+    predicted: Amount
+    clicks: Count
+    deviations: Annotated[Number, described("Difference of both in standard deviations.")]
+
+
 class CalibrationRecord(Struct, frozen=True, kw_only=True, gc=False):
     """Clicks as the version before the window predicted them, and as they came, of the displays that count."""
 
+    variance: Annotated[Amount, described("Sum of p(1 − p) over the click probabilities p.")]
+    log_loss: Annotated[Amount, described("Sum of −ln p over clicks and −ln(1 − p) over other displays.")]
     tenths: Annotated[PredictedClicks, described("By tenths of the displays, the least probable first.")]
     positions: Annotated[PredictedClicks, described("By position, from 1.")]
     sessions: Annotated[
@@ -360,12 +406,22 @@ class CalibrationRecord(Struct, frozen=True, kw_only=True, gc=False):
             "Chosen ads look over-predicted, because overestimated ads are chosen."
         ),
     ]
+    worst: Annotated[tuple[AdCalibration, ...], described("Ads that differ most clearly.")]
+
+
+class MissedPair(Struct, frozen=True, kw_only=True, gc=False):
+    """Two features that matter together and are not declared as a cross; the first is `ad` if tastes are missed."""
+
+    of: tuple[str, str]
+    deviations: Annotated[Number, described("Evidence, in standard deviations.")]
+    strength: Annotated[Amount, described("Standard deviation of what they add to the log-odds.")]
+    arms: Annotated[Count, described("Number of ads to which they clearly matter.")]
 
 
 class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Report on a closed window of event time. Topic: episodes. Key: version. Unknown fields are ignored.
 
-    The version that it names has the rest: exploration, the lift, what was forgotten and what is missed.
+    The version that it names has the rest, such as the thresholds of exploration.
     """
 
     version: Annotated[
@@ -401,6 +457,25 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     ] = None
     calibration: Annotated[
         CalibrationRecord | None, described("Clicks as predicted. Missing before the second fold.")
+    ] = None
+    kept: Annotated[
+        Probability | None,
+        described(
+            "Share of what older sessions have said that the fold of this window kept. Below 1 if they were forgotten, "
+            "because users or ads have changed, or by the setting forgetting. Missing: all of it was kept."
+        ),
+    ] = None
+    changed_arms: Annotated[
+        tuple[Identifier, ...] | None,
+        described("Arms that have changed: the fold of this window forgot what was known of each. Missing: none."),
+    ] = None
+    lift: Annotated[LiftFigures | None, described("Comparison with the control group; missing: there is none.")] = None
+    guarded: Annotated[bool, described("Whether exploration is stopped, because of a certain loss. Missing: no.")] = (
+        False
+    )
+    missed: Annotated[
+        tuple[MissedPair, ...] | None,
+        described("Pairs of features that the model misses, the clearest first. Missing: none is known."),
     ] = None
 
 

@@ -287,7 +287,9 @@ class Learner:
             else:
                 self._make(folded, offset, end + settings.grace + settings.lateness, outcome)
         if self._with_episodes:
-            outcome.episodes.append(episode_of(window, parent, self._current, kept, predicted, rejected=rejected))
+            outcome.episodes.append(
+                episode_of(window, parent, self._current, kept, predicted, lift=self._lift, rejected=rejected)
+            )
 
     def _make(self, candidate: Parameters, offset: int, effective_at: int, outcome: Outcome) -> None:
         """Give a version its number and position in the journal, and make it the current one."""

@@ -18,14 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import numpy as np
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct
 
 from worker.bandit.arrays import ArrayValue, Floats, frozen_array
 from worker.errors import InputError
-from worker.stream.events import MOST, Number, described
+from worker.stream.events import MOST, ComparedOutcome, Interval, LiftFigures, Number, described
 
 #: What is compared, and the two groups. Rows of the sums are in this order.
 OUTCOMES: Final = ("revenue", "clicks")
@@ -44,27 +44,6 @@ LEAST_CLICKS: Final = 50
 #: Shapes of the sums.
 _GROUPS: Final = (len(GROUPS), 3)
 _SUMS: Final = (len(OUTCOMES), 4, 4)
-
-
-class Interval(NamedTuple):
-    """An estimate with the ends of its interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedOutcome:
-    """An outcome per session, revenue or clicks, of all sessions outside of the control group and of those in it.
-
-    `difference` is policy less control, `relative` the same as a share of the control, None if that is not known.
-    """
-
-    policy: float
-    control: float
-    difference: Interval
-    relative: Interval | None
 
 
 class LiftRecord(Struct, frozen=True, kw_only=True):
@@ -192,11 +171,18 @@ class Lift(ArrayValue):
         return CONTROL_NAMES.get(self.control.partition(":")[0], self.control)
 
     @property
-    def figures(self) -> dict[str, Any]:
-        """All that is known, for machines."""
-        known = {"sessions": self.sessions, "control_sessions": int(self.groups[1, 0]), "sentence": self.sentence}
-        compared = {outcome: to_builtins(self.compare(outcome)) for outcome in OUTCOMES}
-        return {"control": self.control, "since": self.since, **known, **compared, "mismatch": self.mismatch}
+    def figures(self) -> LiftFigures:
+        """All that is known."""
+        return LiftFigures(
+            control=self.control,
+            since=self.since,
+            sessions=self.sessions,
+            control_sessions=int(self.groups[1, 0]),
+            sentence=self.sentence,
+            revenue=self.compare("revenue"),
+            clicks=self.compare("clicks"),
+            mismatch=self.mismatch,
+        )
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -29,9 +29,10 @@ import numpy as np
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import ArrayValue, Floats, frozen_array, spread
 from worker.bandit.click_model import Observations
-from worker.bandit.misfit import NOTHING, Evidence, Products, evidence_of, score_sums
+from worker.bandit.misfit import NOTHING, Products, evidence_of, score_sums
 from worker.errors import InputError
 from worker.stream.crosses import MOST_PAIRS, spans_of
+from worker.stream.events import MissedPair
 from worker.stream.features import Features
 from worker.stream.settings import LearningSettings
 
@@ -138,13 +139,6 @@ class Misfit(ArrayValue):
     def plus(self, other: Misfit) -> Misfit:
         """Return both together."""
         return Misfit(scores=self.scores + other.scores, informations=self.informations + other.informations)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissedPair(Evidence):
-    """Two features that matter together and are not declared as a cross; the first is `AD` if tastes are missed."""
-
-    of: tuple[str, str]
 
 
 def pairs_under(settings: LearningSettings, arms: int) -> Pairs:
