@@ -89,6 +89,8 @@ class RecordedVersions:
                 decode_parameters(value or b"")
             record = _decode_record(value or b"")
             settings = LearningSettings(**{name: getattr(record, name) for name in SETTINGS})
+            if self.known and (last := self.known[max(self.known)].settings) == settings:
+                settings = last  # thousands of versions may carry one tagged version
         except (AdcascadeError, msgspec.DecodeError, ValueError) as error:
             if published:
                 self._findings.add(Mismatch("version", "record", "a readable version", str(error), line=line))
