@@ -87,10 +87,11 @@ class ProcessSettings:
         if not learning.tag or (newest is not None and newest.settings.tag == learning.tag):
             return self
         slot, option = tag_slot(learning.tag), f"--control {learning.control}"
-        found = history.load(slot) if slot in history.slots() else None
+        slots = {} if newest is None else history.slots()
+        found = history.load(slot) if slot in slots else None
         if found is None or newest is None:
-            how = f"`adcascade parameters tag {learning.tag}` gives it to a version of a running learner"
-            raise InputError(f"{option}: {no_tag(learning.tag, history.slots())}; {how}")
+            how = f"`adcascade parameters tag {learning.tag}` gives it to a version"
+            raise InputError(f"{option}: {no_tag(learning.tag, slots)}; {how}")
         if name := other_kind(found.settings, newest.settings):
             theirs, ours = (getattr(one.settings, name) for one in (found, newest))
             raise InputError(

@@ -76,8 +76,8 @@ _LEARNING = grouped(
     ),
     Option(
         "control",
-        "slates of the control group: a fixed order, the ads that earn most per display, random ones, the greedy "
-        "choice, or that by the version with a tag (`adcascade parameters tag`)",
+        "slates of the control group: a fixed order, the ads that are most popular (earn most per display), random "
+        "ones, the greedy choice, or with tag:NAME that of the version with this tag",
         metavar=f"{{{','.join((*CONTROLS, TAG))}NAME}}",
     ),
     Option(
