@@ -74,4 +74,4 @@ def test_the_control_group_gets_what_was_tagged_while_learning_goes_on_with_a_ne
     assert main(["parameters", "show", "--state", str(server.state), "--json", str(tmp_path / "shown.json")]) == 0
     assert "against the version tagged before" in capsys.readouterr().out
     shown = json.loads((tmp_path / "shown.json").read_text())
-    assert shown["settings"]["tagged"] == {"version": tagged.version, "sha256": tagged.sha256}
+    assert shown["settings"]["tagged"] == tagged.version

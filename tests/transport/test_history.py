@@ -139,17 +139,17 @@ def test_a_control_group_finds_its_tag_and_goes_on_with_that_version_if_the_tag_
     tagged: tuple[Topic, HistoryWriter, KafkaControl],
 ) -> None:
     (_, writer, history), made, wanted = tagged, versions(3), compared("good")
-    learning, _ = wanted.with_tagged(made, history).configured(made)
+    learning, _ = wanted.with_tagged(made, history.slots, history.load).configured(made)
     assert learning.tagged == TaggedVersion.of("good", made[1])
     carrying = replace(made[2], settings=learning)
     writer.tag(Tag(name="good", version=2), made)
-    assert wanted.with_tagged([carrying], history).configured([carrying])[0] == learning
+    assert wanted.with_tagged([carrying], history.slots, history.load).configured([carrying])[0] == learning
     assert wanted.surprises(carrying) == []
-    again = wanted.with_tagged(made, history).learning.tagged
+    again = wanted.with_tagged(made, history.slots, history.load).learning.tagged
     assert again is not None
     assert again.version == 2, "after another control"
     plain = ProcessSettings(learner=(), learning=settings(control="tag:bad"))
-    assert plain.with_tagged(made, history) is plain, "without a control group"
+    assert plain.with_tagged(made, history.slots, history.load) is plain, "without a control group"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_tag_that_cannot_be_a_control_is_one_line(
     full = largest_size(ARMS, FIRST.model, FIRST.settings)
     monkeypatch.setattr("worker.runtime.settings.too_large", partial(too_large, most=full))
     with pytest.raises(InputError, match=message) as refused:
-        compared(tag).with_tagged(published, tagged[2])
+        compared(tag).with_tagged(published, tagged[2].slots, tagged[2].load)
     assert "\n" not in str(refused.value)
 
 

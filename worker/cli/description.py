@@ -68,11 +68,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "standardisation": None if scales is None else {name: getattr(scales, name) for name in SCALES},
         "settings": {name: getattr(settings, name) for name in SETTINGS}
         | {"features": None if settings.features is None else settings.features.document()}
-        | {
-            "tagged": None
-            if (tagged := settings.tagged) is None
-            else {"version": tagged.version, "sha256": tagged.sha256}
-        },
+        | {"tagged": None if settings.tagged is None else settings.tagged.version},
         "context": list(context_columns(parameters)),
         "theta_context": model.effects.tolist(),
         "arms": [

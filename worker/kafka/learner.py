@@ -55,7 +55,8 @@ def run_learner(settings: WorkerSettings) -> None:
     os.nice(NICE)
     collect_garbage_rarely()
     history = published_versions(connection, topics)
-    settings = settings.with_tagged(history, KafkaControl(connection, topics))
+    control = KafkaControl(connection, topics)
+    settings = settings.with_tagged(history, control.slots, control.load)
     learning, first = settings.configured(history)
     published = PublishedParameters(first, history, Metrics())
     with (

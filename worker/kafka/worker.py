@@ -34,7 +34,8 @@ def run_worker(settings: WorkerSettings) -> int:
     connection, topics = settings.connection, settings.topics
     count = topics_at_start(connection, topics)
     history = published_versions(connection, topics)
-    settings = settings.with_tagged(history, KafkaControl(connection, topics))
+    control = KafkaControl(connection, topics)
+    settings = settings.with_tagged(history, control.slots, control.load)
     metrics = Metrics(CONSUMED)
     parameters = PublishedParameters(settings.first_version(history), history, metrics)
     versions = VersionReader(

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from worker.errors import InputError
 from worker.runtime.clock import Clock, wall_clock
@@ -41,16 +41,6 @@ log = logging.getLogger(__name__)
 LISTED: Final = 5
 
 
-class History(Protocol):
-    """Where tagged versions are: a state folder, or the topic of the history."""
-
-    def slots(self) -> Mapping[str, KeptVersion]:
-        """Return the versions in the history, by slot."""
-
-    def load(self, slot: str) -> Parameters | None:
-        """Return the version in a slot; None if it cannot be used."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
     """The settings of a process that answers arrivals, and of its learner process; times are in seconds.
@@ -77,8 +67,13 @@ class ProcessSettings:
             versions, topics=topics, limits=self.limits, secret=self.secret, room=room, partition=partition
         )
 
-    def with_tagged(self, published: Sequence[Parameters], history: History) -> Self:
-        """Return the settings with the version that `--control tag:NAME` names, before anything else is done with them.
+    def with_tagged(
+        self,
+        published: Sequence[Parameters],
+        slots: Callable[[], Mapping[str, KeptVersion]],
+        load: Callable[[str], Parameters | None],
+    ) -> Self:
+        """Return the settings with the version that `--control tag:NAME` names; slots and versions are of the history.
 
         While the newest version goes on with this tag, so does the control group, also if the tag was moved: else a
         restart could change what is compared. Raise `InputError` if there is no such tag, or its version does not fit.
@@ -87,11 +82,11 @@ class ProcessSettings:
         if not learning.tag or (newest is not None and newest.settings.tag == learning.tag):
             return self
         slot, option = tag_slot(learning.tag), f"--control {learning.control}"
-        slots = {} if newest is None else history.slots()
-        found = history.load(slot) if slot in slots else None
+        held = {} if newest is None else slots()
+        found = load(slot) if slot in held else None
         if found is None or newest is None:
             how = f"`adcascade parameters tag {learning.tag}` gives it to a version"
-            raise InputError(f"{option}: {no_tag(learning.tag, slots)}; {how}")
+            raise InputError(f"{option}: {no_tag(learning.tag, held)}; {how}")
         if name := other_kind(found.settings, newest.settings):
             theirs, ours = (getattr(one.settings, name) for one in (found, newest))
             raise InputError(

@@ -126,9 +126,6 @@ class Parameters:
             says = "dim and crosses say" if self.settings.model_dim > self.settings.dim else "dim says"
             raise ParametersError(f"the model has {self.model.dim} context features, {says} {self.settings.model_dim}")
         check_tagged(self.settings)
-        tagged, size = self.settings.tagged, self.settings.model_dim + 1
-        if tagged is not None and tagged.coefficients.shape != (len(tagged.arms), size):
-            raise ParametersError(f"the tagged version has not {size} coefficients for each of its arms")
         if self.model.arms != len(self.arms):
             raise ParametersError(f"the model has {self.model.arms} arms, the catalogue {len(self.arms)}")
         names = [arm.arm for arm in self.arms]

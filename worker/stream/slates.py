@@ -75,9 +75,10 @@ class SlatePlanner:
         """Do now, in any thread, what the first plan would do."""
         if any(arm.active for arm in self.parameters.arms):
             nobody = Arrival(session_id="", occurred_at=0, context=())
-            modes: tuple[Mode | None, ...] = (None, "control") if self.parameters.settings.tagged else (None,)
-            for mode in modes:
-                self._planned(mode, [nobody], np.zeros((1, self.parameters.settings.dim)))
+            context = np.zeros((1, self.parameters.settings.dim))
+            self._planned(None, [nobody], context)
+            if self.parameters.settings.tagged is not None:
+                self._planned("control", [nobody], context)
 
     def plan(
         self, arrivals: Sequence[Arrival], contexts: Sequence[bytes], *, control_share: float | None = None

@@ -69,23 +69,19 @@ class TaggedVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
             coefficients=_packed(np.reshape(heads, (model.arms, model.dim + 1))),
             positions=_packed(model.position_effects[1:]),
             answers=() if counts is None else (_packed(counts.displayed), _packed(counts.answered)),
-            scale=() if known is None else tuple(_packed(getattr(known, name)) for name in SCALES),
+            scale=_scale_of(known),
         )
 
     def choose_columns(self, features: Features, context: Ints, model: Ints) -> TaggedVersion:
         """Return it in the columns of other features, which continue these of contexts and in the model, −1 if none."""
-        scale = self.scale
-        if scale:
-            known = Standardisation(**dict(zip(SCALES, map(_unpacked, scale), strict=True)))
-            known = known.choose_columns(context, features.number_columns)
-            scale = tuple(_packed(getattr(known, name)) for name in SCALES)
+        estimate, _, known = _estimate(self)
         columns = np.concatenate([[0], np.where(model < 0, -1, model + 1)])
         return structs.replace(
             self,
             context=features.context,
             crosses=features.crosses,
-            coefficients=_packed(chosen(_unpacked(self.coefficients), columns, 1)),
-            scale=scale,
+            coefficients=_packed(chosen(estimate.own, columns, 1)),
+            scale=_scale_of(None if known is None else known.choose_columns(context, features.number_columns)),
         )
 
 
@@ -122,6 +118,10 @@ def _estimate(tagged: TaggedVersion) -> tuple[PersonalModel, AnswerCounts | None
     if tagged.scale:
         scale = Standardisation(**dict(zip(SCALES, map(_unpacked, tagged.scale), strict=True)))
     return replace(prior, own=heads, positions=positions), counts, scale
+
+
+def _scale_of(known: Standardisation | None) -> tuple[PackedArray, ...]:
+    return () if known is None else tuple(_packed(getattr(known, name)) for name in SCALES)
 
 
 def _packed(array: Floats) -> PackedArray:
