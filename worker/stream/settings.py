@@ -100,8 +100,8 @@ class LearningSettings:
     "auto". `answers`: whether the rates at which users go on are learned, or all go on. `order`: ids of the arms that
     the policy fixed shows first.
     `control_share` is that of the control group, and `control` what it gets (`slates.py`); `tagged` is the version that
-    tag:NAME was, once it is looked up. `max_loss` is the loss of
-    revenue, as a share, beyond which exploration stops, 0: none; not before `guardrail_sessions` are compared.
+    tag:NAME was when it was looked up. `max_loss` is the loss of revenue, as a share, beyond which exploration stops,
+    0: none; not before `guardrail_sessions` are compared.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
