@@ -1,6 +1,6 @@
 """Options of serving and learning, of the limits on input records, and of simulated worlds.
 
-Every field of `LearningSettings` is an option, and has its default there.
+Every field of `LearningSettings` but `tagged` is an option, and has its default there.
 """
 
 from __future__ import annotations
