@@ -148,7 +148,7 @@ def test_brokers_are_separated_by_commas() -> None:
 @pytest.mark.parametrize(
     ("kind", "command", "others"),
     [
-        (LearningSettings, "worker", ()),
+        (LearningSettings, "worker", ("tagged",)),
         (
             WorkerSettings,
             "worker",

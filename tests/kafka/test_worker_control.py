@@ -93,6 +93,16 @@ def test_a_tagged_version_is_explained_and_rolled_back_to_when_the_last_eight_ar
     assert command.json("parameters", "rollback", "1")["version"] == 12
     newest = fleet.control.history()[-1]
     assert (newest.observations, newest.arms[0].reward) == (0, 11.0)
+    worker.kill()
+    control = ("--control-share", "0.5", "--control")
+    refused = fleet.start(*control, "tag:other")
+    assert refused.process.wait(60) == 2
+    assert "--control tag:other: there is no tag 'other'; the tags are first; " in refused.text
+    fleet.serving(*control, "tag:first")
+    command.json("arms", "price", "ad-0", "--reward", "3")
+    tagged = fleet.control.history()[-1].settings.tagged
+    assert tagged is not None
+    assert (tagged.version, tagged.sha256) == (0, zero.sha256)
     assert command.json("parameters", "tag", "first", "--remove")["version"] is None
 
 

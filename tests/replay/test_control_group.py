@@ -22,6 +22,7 @@ from worker.stream.lift import Lift, Scores
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import CONTROLS
 from worker.stream.slates import SlatePlanner
+from worker.stream.tagged import TaggedVersion
 from worker.stream.version_records import encode_parameters
 
 from ..golden.recording import ORDERS, Run
@@ -94,9 +95,17 @@ def test_the_order_by_popularity_is_that_of_the_revenue_per_display(tmp_path: Pa
     assert len(set(rates)) > 3
 
 
-@pytest.mark.parametrize("changes", [{}, {"control": "random", "order": ()}], ids=str)
-def test_the_lift_is_that_of_a_reference_which_knows_every_session(tmp_path: Path, changes: dict[str, Any]) -> None:
-    runner = recorded(tmp_path / "log", **changes)
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> TaggedVersion:
+    newest = recorded(tmp_path_factory.mktemp("before") / "log", sessions=120).versions.newest
+    return TaggedVersion.of("before", newest)
+
+
+@pytest.mark.parametrize("changes", [{}, {"control": "random", "order": ()}, {"control": "tag:before"}], ids=str)
+def test_the_lift_is_that_of_a_reference_which_knows_every_session(
+    tmp_path: Path, tagged: TaggedVersion, changes: dict[str, Any]
+) -> None:
+    runner = recorded(tmp_path / "log", tagged=tagged, **changes)
     lines, newest = lines_of(tmp_path / "log"), runner.versions.newest
     versions = {one.version: one for one in map(decoded, of(lines, "parameters"))}
     feedback = [decode_journal(line["payload"].encode()) for line in journal(lines, "feedback")]
@@ -147,8 +156,11 @@ def scores(one: Opened, version: Parameters, feedback: list[Any]) -> Scores:
     )
 
 
-def test_a_run_with_a_control_group_is_reproduced_also_without_its_arrivals(tmp_path: Path, replayed: Replay) -> None:
-    recorded(tmp_path / "log", control="popular", order=())
+@pytest.mark.parametrize("control", ["popular", "tag:before"])
+def test_a_run_with_a_control_group_is_reproduced_also_without_its_arrivals(
+    tmp_path: Path, replayed: Replay, tagged: TaggedVersion, control: str
+) -> None:
+    recorded(tmp_path / "log", control=control, order=(), tagged=tagged)
     lines = lines_of(tmp_path / "log")
     is_reproduced(lines, replayed)
     report = replayed([line for line in lines if line not in of(lines, "arrivals")], verify)

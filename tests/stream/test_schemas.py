@@ -36,6 +36,7 @@ from worker.stream.lift import Lift
 from worker.stream.misfit import Misfit
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.tagged import TaggedVersion
 from worker.stream.version_records import StartRecord, encode_parameters
 
 FOLDER = Path(__file__).parents[2] / "schemas"
@@ -227,10 +228,12 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
         guarded=True,
         popular=(0,),
     )
-    tied = json.loads(encode_parameters(additive))
-    for made in (pending, tied):
+    tied, tagged = json.loads(encode_parameters(additive)), TaggedVersion.of("x", additive)
+    compared = replace(additive.settings, control="tag:x", tagged=tagged)
+    control = json.loads(encode_parameters(replace(additive, settings=compared)))
+    for made in (pending, tied, control):
         validator("parameters").validate(made)
-    assert set(record) | set(pending) | set(tied) | {"intercept"} == set(schema("parameters")["properties"])
+    assert set(record) | set(pending) | set(control) | {"intercept"} == set(schema("parameters")["properties"])
 
 
 @pytest.mark.parametrize(

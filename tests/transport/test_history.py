@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import orjson
@@ -10,15 +11,20 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from tests.embedded.traffic import ARMS, settings
-from tests.transport.memory import Cluster, FakeProducer
+from tests.transport.memory import NOWHERE, Cluster, FakeConsumer, FakeProducer
 from tests.transport.test_learner import PARAMETERS, TOPICS, publisher
+from worker.errors import InputError
+from worker.kafka.control import KafkaControl
 from worker.kafka.history import HistoryReader, HistoryWriter
+from worker.runtime.settings import ProcessSettings
 from worker.stream.events import ArmChange, Tag, encode_event
 from worker.stream.history import HOUR, slot_of, tags
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.tagged import TaggedVersion
 from worker.stream.topology import Record
 from worker.stream.troubles import Troubles
+from worker.stream.version_sizes import largest_size, too_large
 from worker.stream.versions import KEPT
 
 TOPIC = TOPICS.parameters_history
@@ -111,6 +117,59 @@ def test_learners_that_die_anywhere_or_write_at_the_same_time_lose_nothing(seed:
     assert all(tags(slots).get(name, -1) in possible for name, possible in tagged.items())
     for slot, kept in slots.items():
         assert topic.find(slot) == made[kept.version]
+
+
+@pytest.fixture
+def tagged(monkeypatch: pytest.MonkeyPatch) -> tuple[Topic, HistoryWriter, KafkaControl]:
+    """A history whose version 1 is tagged good, its writer, and what reads it when a process starts."""
+    topic, made = Topic(), versions(3)
+    writer = topic.history_writer()
+    writer.keep(made)
+    writer.tag(Tag(name="good", version=1), made)
+    monkeypatch.setattr("worker.kafka.control.partition_counts", lambda *_: {})
+    monkeypatch.setattr("worker.kafka.clients.Consumer", lambda _: FakeConsumer(topic))
+    return topic, writer, KafkaControl(NOWHERE, TOPICS)
+
+
+def compared(tag: str) -> ProcessSettings:
+    return ProcessSettings(learner=(), learning=settings(control_share=0.1, control=f"tag:{tag}"), arms=ARMS)
+
+
+def test_a_control_group_finds_its_tag_and_goes_on_with_that_version_if_the_tag_moves(
+    tagged: tuple[Topic, HistoryWriter, KafkaControl],
+) -> None:
+    (_, writer, history), made, wanted = tagged, versions(3), compared("good")
+    learning, _ = wanted.with_tagged(made, history.slots, history.load).configured(made)
+    assert learning.tagged == TaggedVersion.of("good", made[1])
+    carrying = replace(made[2], settings=learning)
+    writer.tag(Tag(name="good", version=2), made)
+    assert wanted.with_tagged([carrying], history.slots, history.load).configured([carrying])[0] == learning
+    assert wanted.surprises(carrying) == []
+    again = wanted.with_tagged(made, history.slots, history.load).learning.tagged
+    assert again is not None
+    assert again.version == 2, "after another control"
+    plain = ProcessSettings(learner=(), learning=settings(control="tag:bad"))
+    assert plain.with_tagged(made, history.slots, history.load) is plain, "without a control group"
+
+
+@pytest.mark.parametrize(
+    ("tag", "published", "message"),
+    [
+        ("bad", [FIRST], "--control tag:bad: there is no tag 'bad'; the tags are good; `adcascade parameters tag bad`"),
+        ("good", [], "--control tag:good: there is no tag 'good'; there are no tags; `adc"),
+        ("good", [Parameters.first(settings(dim=5), ARMS)], "version 1 is of another model, with dim 3 where .* has 5"),
+        ("good", [Parameters.first(settings(model="additive"), ARMS)], "with model personal where .* has additive"),
+        ("good", [FIRST], "every version would carry it, and 4 arms of 3 .* of a record: 2 .* fit; give another"),
+    ],
+)
+def test_a_tag_that_cannot_be_a_control_is_one_line(
+    tagged: tuple[Topic, HistoryWriter, KafkaControl], monkeypatch, tag: str, published: list[Parameters], message: str
+) -> None:
+    full = largest_size(ARMS, FIRST.model, FIRST.settings)
+    monkeypatch.setattr("worker.runtime.settings.too_large", partial(too_large, most=full))
+    with pytest.raises(InputError, match=message) as refused:
+        compared(tag).with_tagged(published, tagged[2].slots, tagged[2].load)
+    assert "\n" not in str(refused.value)
 
 
 def test_garbage_is_passed_over_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,7 +67,8 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "position_answer_rates": None if rates is None else rates.positions.tolist(),
         "standardisation": None if scales is None else {name: getattr(scales, name) for name in SCALES},
         "settings": {name: getattr(settings, name) for name in SETTINGS}
-        | {"features": None if settings.features is None else settings.features.document()},
+        | {"features": None if settings.features is None else settings.features.document()}
+        | {"tagged": None if settings.tagged is None else settings.tagged.version},
         "context": list(context_columns(parameters)),
         "theta_context": model.effects.tolist(),
         "arms": [

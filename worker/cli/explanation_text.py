@@ -12,7 +12,7 @@ from worker.stream.explanation import Explanation
 from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
-from worker.stream.why_not import ODDS_STEP, STEP, Needed, WhyNot
+from worker.stream.why_not import ODDS_STEP, STEP, UNKNOWN, Needed, WhyNot
 
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of log-odds that are named
@@ -213,6 +213,8 @@ def why_lines(said: WhyNot, reasons: Explanation) -> list[str]:
         lot = f"a lot chose the slate: the chance {said.drawn:.1%} for position 1, as every eligible arm"
         return [f"{said.obstacle}; without that, {lot}" if said.obstacle else lot]
     lines = []
+    if said.obstacle == UNKNOWN:
+        return [UNKNOWN]
     if said.obstacle:
         lines.append(f"{said.obstacle}; without that it would be {_place(said.without_obstacle)}")
     elif said.position:

@@ -23,6 +23,7 @@ from worker.errors import FailedError
 from worker.kafka import parameters as parameters_topic
 from worker.kafka.clients import TopicReader, durable_producer, readable_errors, write
 from worker.kafka.connection import reason_of
+from worker.kafka.control import KafkaControl
 from worker.kafka.history import HistoryWriter
 from worker.kafka.parameters import PublishedParameters, Received, published_versions
 from worker.kafka.settings import WorkerSettings
@@ -54,6 +55,8 @@ def run_learner(settings: WorkerSettings) -> None:
     os.nice(NICE)
     collect_garbage_rarely()
     history = published_versions(connection, topics)
+    control = KafkaControl(connection, topics)
+    settings = settings.with_tagged(history, control.slots, control.load)
     learning, first = settings.configured(history)
     published = PublishedParameters(first, history, Metrics())
     with (

@@ -12,7 +12,7 @@ from worker.kafka.clients import TopicReader, partition_counts, readable_errors
 from worker.kafka.connection import Connection
 from worker.metrics import Metrics
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import check_same_model
+from worker.stream.settings import check_same_model, other_kind
 from worker.stream.slates import SlatePlanner, prepared
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import KEPT, RoundedError, Versions, check_same, keep, should_publish
@@ -197,11 +197,9 @@ class PublishedParameters:
 
 def _check_kind(new: Parameters, known: Parameters) -> None:
     """Raise `ParametersError` for a version of another model: a model is of one kind for life, but for its features."""
-    named = all(one.settings.features is not None and one.settings.features.context for one in (new, known))
-    for name in (*(() if named else ("dim",)), "model", "intercept", "standardise"):
+    if name := other_kind(known.settings, new.settings):
         mine, theirs = getattr(known.settings, name), getattr(new.settings, name)
-        if mine != theirs:
-            raise ParametersError(
-                f"version {new.version} has {name} {theirs}, version {known.version} has {mine}: "
-                "it is of another model, whose writer needs topics of its own (--prefix)"
-            )
+        raise ParametersError(
+            f"version {new.version} has {name} {theirs}, version {known.version} has {mine}: "
+            "it is of another model, whose writer needs topics of its own (--prefix)"
+        )

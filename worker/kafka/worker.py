@@ -8,6 +8,7 @@ from functools import partial
 from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
+from worker.kafka.control import KafkaControl
 from worker.kafka.monitor import WorkerMonitor
 from worker.kafka.parameters import PublishedParameters, published_versions
 from worker.kafka.partitions import Partitions
@@ -33,6 +34,8 @@ def run_worker(settings: WorkerSettings) -> int:
     connection, topics = settings.connection, settings.topics
     count = topics_at_start(connection, topics)
     history = published_versions(connection, topics)
+    control = KafkaControl(connection, topics)
+    settings = settings.with_tagged(history, control.slots, control.load)
     metrics = Metrics(CONSUMED)
     parameters = PublishedParameters(settings.first_version(history), history, metrics)
     versions = VersionReader(

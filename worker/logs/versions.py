@@ -89,6 +89,9 @@ class RecordedVersions:
                 decode_parameters(value or b"")
             record = _decode_record(value or b"")
             settings = LearningSettings(**{name: getattr(record, name) for name in SETTINGS})
+            last = next(reversed(self.known.values()), None)
+            if last is not None and last.settings == settings:
+                settings = last.settings  # in memory once: they may have a tagged version
         except (AdcascadeError, msgspec.DecodeError, ValueError) as error:
             if published:
                 self._findings.add(Mismatch("version", "record", "a readable version", str(error), line=line))

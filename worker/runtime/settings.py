@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Final, Self
 
 from worker.errors import InputError
 from worker.runtime.clock import Clock, wall_clock
 from worker.secret import Secret
-from worker.stream.catalogue import catalogue_difference, describe_changes
+from worker.stream.catalogue import catalogue_difference, describe_changes, under
 from worker.stream.decoding import Limits
 from worker.stream.feature_changes import differing
 from worker.stream.features import listed
+from worker.stream.history import KeptVersion, no_tag, tag_slot
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.settings import (
@@ -25,11 +26,13 @@ from worker.stream.settings import (
     check_columns,
     continued,
     ignored_scale,
+    other_kind,
 )
 from worker.stream.starting import Start
 from worker.stream.table import SessionRoom
+from worker.stream.tagged import TaggedVersion
 from worker.stream.topology import Topics
-from worker.stream.version_sizes import check_size
+from worker.stream.version_sizes import check_size, too_large
 from worker.stream.versions import Versions
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,37 @@ class ProcessSettings:
         return lambda partition: Serving(
             versions, topics=topics, limits=self.limits, secret=self.secret, room=room, partition=partition
         )
+
+    def with_tagged(
+        self,
+        published: Sequence[Parameters],
+        slots: Callable[[], Mapping[str, KeptVersion]],
+        load: Callable[[str], Parameters | None],
+    ) -> Self:
+        """Return the settings with the version that `--control tag:NAME` names; slots and versions are of the history.
+
+        While the newest version goes on with this tag, so does the control group, also if the tag was moved: else a
+        restart could change what is compared. Raise `InputError` if there is no such tag, or its version does not fit.
+        """
+        learning, newest = self.learning, published[-1] if published else None
+        if not learning.tag or (newest is not None and newest.settings.tag == learning.tag):
+            return self
+        slot, option = tag_slot(learning.tag), f"--control {learning.control}"
+        held = {} if newest is None else slots()
+        found = load(slot) if slot in held else None
+        if found is None or newest is None:
+            how = f"`adcascade parameters tag {learning.tag}` gives it to a version"
+            raise InputError(f"{option}: {no_tag(learning.tag, held)}; {how}")
+        if name := other_kind(found.settings, newest.settings):
+            theirs, ours = (getattr(one.settings, name) for one in (found, newest))
+            raise InputError(
+                f"{option}: version {found.version} is of another model, with {name} {theirs} where the newest version "
+                f"has {ours}: give a tag of this model, or another control"
+            )
+        learning = replace(learning, tagged=TaggedVersion.of(learning.tag, found))
+        if reason := too_large(under(learning, newest)):
+            raise InputError(f"{option}: every version would carry it, and {reason}; give another control")
+        return replace(self, learning=learning)
 
     def configured(self, history: Sequence[Parameters]) -> tuple[LearningSettings, Parameters]:
         """Return the settings of learning, and the first version: of the history, else version 0 by these settings.
@@ -120,7 +154,7 @@ def different(one: LearningSettings, other: LearningSettings) -> list[str]:
     >>> different(LearningSettings(dim=2, beta=1.0), LearningSettings(dim=2, beta=2.0))
     ['beta']
     """
-    names = [f.name for f in fields(one) if f.name not in KEPT_BY_MODEL]
+    names = [f.name for f in fields(one) if f.name not in (*KEPT_BY_MODEL, "tagged")]
     return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 

@@ -148,8 +148,7 @@ class StateFolderControl:
     def load(self, slot: str) -> Parameters | None:
         """Return the version in a slot of the history."""
         with StateView(self.folder) as state:
-            value = state.in_slot(slot)
-        return None if value is None else decode_parameters(value)
+            return state.load(slot)
 
     def order(self, event: Order) -> Parameters:
         """Execute an order and return the version after it; raise `FailedError` if the learner refuses it."""

@@ -31,7 +31,8 @@ class JournalFolder:
     def __init__(self, state: StateView, settings: ProcessSettings) -> None:
         history = [decode_parameters(value) for value in state.parameters()]
         self._state = state
-        self._learner = Learner(settings.configured(history)[0], settings.arms, history)
+        learning, _ = settings.with_tagged(history, state.slots, state.load).configured(history)
+        self._learner = Learner(learning, settings.arms, history)
         self._learner.check_start(*state.journal_bounds())
         self._position = self._learner.resume_offset
         #: Whether there may be more records than were folded last.

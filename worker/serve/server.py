@@ -37,6 +37,7 @@ def run_server(settings: ServeSettings) -> int:
     with StateFolder(settings.folder, keep=settings.keep) as state:
         check_not_moved(state)
         history = [decode_parameters(value) for value in state.parameters()]
+        settings = settings.with_tagged(history, state.slots, state.load)
         first = settings.first_version(history)
         if not history:
             history = [first]

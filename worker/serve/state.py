@@ -21,7 +21,7 @@ from typing import Final, Self
 from worker.errors import FailedError, InputError
 from worker.stream.events import Tag
 from worker.stream.history import HOUR, KeptVersion, changes, tag_slot
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 
 _SCHEMA: Final = """
 CREATE TABLE sessions (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -109,6 +109,11 @@ class StateView:
         """Return the record of a version in the history."""
         row = self._db.execute("SELECT value FROM history WHERE slot = ?", (slot,)).fetchone()
         return None if row is None else bytes(row[0])
+
+    def load(self, slot: str) -> Parameters | None:
+        """Return the version in a slot of the history."""
+        value = self.in_slot(slot)
+        return None if value is None else decode_parameters(value)
 
     def journal(self, start: int = 0, most: int = -1) -> Iterable[tuple[int, bytes]]:
         """Yield the journal from an offset on: all of it, or at most `most` records."""

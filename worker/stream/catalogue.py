@@ -34,6 +34,7 @@ from worker.stream.feature_changes import (
     columns_of,
     differences,
     features_of,
+    in_columns,
     new_share,
     recast,
     renamed_in,
@@ -335,7 +336,11 @@ def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, set
 
 def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
     """Return the same estimate under other settings; what contexts and ads mean, and their scale, stays as it is."""
-    settings = replace(settings, **{name: getattr(parameters.settings, name) for name in KEPT_BY_MODEL})
+    known, renamed = parameters.settings, parameters.former.renamed if parameters.former else {}
+    # A tagged version that is carried has followed the features; another one follows now.
+    tagged = known.tagged if known.control_identity == settings.control_identity else settings.tagged
+    kept = {name: getattr(known, name) for name in KEPT_BY_MODEL}
+    settings = replace(settings, **kept, tagged=in_columns(tagged, known.features, renamed))
     if settings == parameters.settings:
         return parameters
     return replace(

@@ -34,18 +34,6 @@ from worker.stream.slates import SlatePlanner
 USUAL_DISPLAYS = 20.0
 
 
-def control_of(settings: LearningSettings) -> str:
-    """Return what the control group gets, as text that is equal for equal controls; empty without a control group.
-
-    >>> control_of(LearningSettings(dim=1, control_share=0.1, order=("b", "a")))
-    'fixed:b,a'
-    """
-    if not settings.control_share:
-        return ""
-    order = settings.order if settings.control == "fixed" else ()
-    return f"{settings.control}:{','.join(order)}" if order else settings.control
-
-
 def popular(accounts: Accounts, arms: int) -> tuple[int, ...]:
     """Return the ads by falling revenue per display; those without displays come last."""
     displays, _, revenue, *_ = accounts.total.of(arms)
@@ -62,12 +50,12 @@ def compared(
     kept: Mapping[int, Parameters],
 ) -> Lift | None:
     """Return the lift with a window that is closed under these settings; `kept` are the versions that served it."""
-    control = control_of(settings)
+    control = settings.control_identity
     if not control:
         return None
     if lift is None or lift.control != control:
         lift = Lift(control=control)
-    served = {number: one for number, one in kept.items() if control_of(one.settings) == control}
+    served = {number: one for number, one in kept.items() if one.settings.control_identity == control}
     with np.errstate(all="ignore"):
         scores = scores_of(window, served, click_prices(window, parent, kept))
     return lift if scores is None else lift.plus(scores, window.start)
@@ -101,10 +89,10 @@ def scores_of(window: ClosedWindow, served: Mapping[int, Parameters], prices: Fl
 
 def _expected(window: ClosedWindow, rows: Ints, control: Bools, version: Parameters) -> Floats:
     """Return revenue and clicks that a version expects under the policy and under the control: (2, 2, n)."""
-    packed = [window.plans[row].context for row in rows.tolist()]
-    contexts = version.prepared(stack_packed(packed, version.settings.dim))
+    raw = stack_packed([window.plans[row].context for row in rows.tolist()], version.settings.dim)
+    contexts = version.prepared(raw)
     own = _worth(version, contexts, window.slates.indices(rows, version.indices))
-    other = _worth(version, contexts, _other_slates(window, rows, control, version, contexts))
+    other = _worth(version, contexts, _other_slates(window, rows, control, version, raw, contexts))
     return np.stack([np.where(control, other, own), np.where(control, own, other)], axis=1)
 
 
@@ -116,7 +104,9 @@ def _worth(version: Parameters, contexts: Floats, slates: Ints) -> Floats:
     return np.stack([revenue, values_of_slates(chances, np.ones(slates.shape), rates)[:, 0]])
 
 
-def _other_slates(window: ClosedWindow, rows: Ints, control: Bools, version: Parameters, contexts: Floats) -> Ints:
+def _other_slates(
+    window: ClosedWindow, rows: Ints, control: Bools, version: Parameters, raw: Floats, contexts: Floats
+) -> Ints:
     """Return the slate of each session, as indices, that it would have had in the other group."""
     planner, slates = SlatePlanner(version), np.full((len(rows), version.settings.horizon), NO_ARM, dtype=np.intp)
     inside, outside = (rows[control].tolist(), rows[~control].tolist())
@@ -127,9 +117,8 @@ def _other_slates(window: ClosedWindow, rows: Ints, control: Bools, version: Par
     planned = planner.plan(arrivals, [window.plans[row].context for row in inside], control_share=0.0)
     for place, slate in zip(np.flatnonzero(control).tolist(), planned, strict=True):
         slates[place, : len(slate.arms)] = [planner.index[arm] for arm in slate.arms]
-    masked = planner.masked(_excluded(window, outside, version))
-    names = [window.keys[row][0] for row in outside]
-    slates[~control] = planner.slates("control", names, contexts[~control], masked).arms
+    excluded, names = _excluded(window, outside, version), [window.keys[row][0] for row in outside]
+    slates[~control] = planner.slates("control", names, raw[~control], contexts[~control], excluded).arms
     return slates
 
 

@@ -42,6 +42,7 @@ class Candidate:
     """An arm that competed for a position.
 
     probability : of a click at this position
+    width : of the log-odds; None under a tagged version, which has none
     answer_rate : share of the users without a click who go on; None where rates are not learned
     spread : factor of the session on the bonus; None if sessions do not differ
     contributions : the parts of its log-odds, the largest first
@@ -50,7 +51,7 @@ class Candidate:
     arm: str
     probability: float
     q: float
-    width: float
+    width: float | None
     bonus: float
     score: float
     answer_rate: float | None = None

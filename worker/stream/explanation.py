@@ -22,6 +22,7 @@ from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival
 from worker.stream.parameters import Parameters
 from worker.stream.slates import Slate, SlatePlanner
+from worker.stream.tagged import by_tag
 from worker.stream.tastes import context_columns, contributions
 
 
@@ -51,13 +52,17 @@ def explain(
     parameters = for_arrival(parameters, arrival)
     given = np.array(arrival.context)
     slate = served or SlatePlanner(parameters).plan([arrival], [pack_context(arrival.context)])[0]
+    chooser, way = chosen_by(parameters, slate.modes[0] if slate.modes else "none", arrival)
+    tagged = parameters.settings.tagged if chooser is not parameters else None
+    if tagged is not None:
+        notes += (f"the control group gets what version {tagged.version}, tagged {tagged.name}, chooses of its ads",)
+    parameters = chooser
     eligible = [index for index, arm in enumerate(parameters.arms) if arm.active and arm.arm not in arrival.exclude]
     arms = np.array(eligible, dtype=np.intp)
     if not slate.arms:
         out = out_of(parameters, arms, [], ())
         nothing = Position(position=1, continuation=0.0, choice=None, mode="none", arms=(), out=out)
         return Explanation(slate=(), positions=(nothing,), notes=("no arm is eligible: the slate is empty",))
-    way = way_of(parameters, slate.modes[0])
     if way == GREEDY:
         parameters = replace(parameters, settings=replace(parameters.settings, policy=Greedy.name))
     with np.errstate(all="ignore"):
@@ -71,6 +76,8 @@ def explain(
         columns = names or context_columns(parameters)
         reasons = {index: contributions(parameters, index, given, context, columns) for index in eligible}
         positions = contest.positions([parameters.indices[arm] for arm in slate.arms], slate.modes, reasons, way)
+    if tagged is not None:
+        positions = [replace(one, arms=tuple(replace(arm, width=None) for arm in one.arms)) for one in positions]
     return Explanation(slate=slate.arms, positions=tuple(positions), notes=notes)
 
 
@@ -88,6 +95,19 @@ def for_arrival(parameters: Parameters, arrival: Arrival) -> Parameters:
         control_share=0.0,
     )
     return replace(parameters, settings=settings, ties=())
+
+
+def chosen_by(parameters: Parameters, mode: str, arrival: Arrival) -> tuple[Parameters, str]:
+    """Return the version that chooses a slate of this mode, and how: that of the tagged version, for a control group.
+
+    If that one has no eligible arm, the slate is a fallback.
+    """
+    if mode != "control" or parameters.settings.tagged is None:
+        return parameters, way_of(parameters, mode)
+    tagged = by_tag(parameters)
+    if any(arm.active and arm.arm not in arrival.exclude for arm in tagged.arms):
+        return tagged, GREEDY
+    return parameters, "fallback"
 
 
 def way_of(parameters: Parameters, mode: str) -> str:

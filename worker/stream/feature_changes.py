@@ -30,6 +30,7 @@ from worker.stream.features import ContextEncoder, Feature, Features, FormerFeat
 from worker.stream.joining import SessionPlan
 from worker.stream.parameters import Parameters, first_model
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.tagged import TaggedVersion
 
 Renamed = Mapping[str, str]
 
@@ -252,7 +253,8 @@ def recast(parameters: Parameters, features: Features, renamed: Renamed) -> Para
     names = renamed_in(_parts(settings.features)[1], features.ads, renamed)
     arms = tuple(_recast_arm(arm, features.ads, names) for arm in parameters.arms)
     features = replace(features, ads=scaled_ads(features.ads, arms))
-    settings = replace(settings, features=features, dim=features.dim or settings.dim)
+    tagged = in_columns(settings.tagged, features, renamed)
+    settings = replace(settings, features=features, dim=features.dim or settings.dim, tagged=tagged)
     if features.context:
         numbers = features.number_columns
         known = None if known is None else known.choose_columns(columns.context, numbers)
@@ -266,6 +268,17 @@ def recast(parameters: Parameters, features: Features, renamed: Renamed) -> Para
         standardisation=known,
         pending=pending,
     )
+
+
+def in_columns(tagged: TaggedVersion | None, features: Features | None, renamed: Renamed) -> TaggedVersion | None:
+    """Return a tagged version in the columns of a declaration; what it knows of other features is left out."""
+    if tagged is None or features is None or not features.context:
+        return tagged
+    if (tagged.context, tagged.crosses) == (features.context, features.crosses):
+        return tagged
+    before = Features(context=tagged.context, crosses=tagged.crosses)
+    columns = columns_of(LearningSettings(dim=before.dim, features=before), features, renamed)
+    return tagged.choose_columns(features, columns.context, columns.model)
 
 
 def _recast_arm(arm: Arm, ads: Sequence[Feature], renamed: Renamed) -> Arm:

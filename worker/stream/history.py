@@ -96,6 +96,12 @@ def slot_of(held: Mapping[str, KeptVersion], version: int) -> str | None:
     return next((slot for slot, kept in held.items() if kept.version == version), None)
 
 
+def no_tag(name: str, held: Mapping[str, KeptVersion], noun: str = "tag") -> InputError:
+    """Return the error for a tag that is not there, with those that are."""
+    names = ", ".join(tags(held))
+    return InputError(f"there is no {noun} {name!r}; " + (f"the tags are {names}" if names else "there are no tags"))
+
+
 def not_kept(version: int, kept: Collection[int]) -> InputError:
     """Return the error for a version that is not there, with those next to it.
 

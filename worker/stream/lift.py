@@ -168,7 +168,8 @@ class Lift(ArrayValue):
     @property
     def name(self) -> str:
         """What the control group gets, in words."""
-        return CONTROL_NAMES.get(self.control.partition(":")[0], self.control)
+        kind, _, rest = self.control.partition(":")
+        return CONTROL_NAMES.get(kind, kind).format(tag=rest.partition(":")[0])
 
     @property
     def figures(self) -> LiftFigures:
@@ -206,6 +207,7 @@ CONTROL_NAMES: Final[Mapping[str, str]] = {
     "popular": "the most popular ads",
     "random": "ads at random",
     "greedy": "the best ads without exploration",
+    "tag": "the version tagged {tag}",
 }
 
 

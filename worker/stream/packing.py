@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
+from msgspec import Meta, Struct
 
 from worker.bandit.arrays import Floats
 from worker.bandit.click_model import ClickModel
 from worker.errors import EstimationError
+from worker.stream.events import Count, described
 
 #: Arrays of models that a version has as float40.
 SHORT: Final = frozenset({"precision.information", "precision.crossing", "precision.inherited"})
@@ -34,6 +36,22 @@ _DROPPED: Final = np.uint64(52 - 31)
 _REBIAS: Final = np.uint64((1023 - 127) << 31)
 _SIGN: Final = np.uint64(1 << 63)
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**128
+
+
+class PackedArray(Struct, frozen=True):
+    """A packed array. Files may have nested lists by rows in its place."""
+
+    shape: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=2)]
+    data: Annotated[
+        str,
+        described(
+            "base64 of little-endian numbers, by rows: float64, or if bytes is 5 float40, which is float32 (1 bit of "
+            "sign, 8 of exponent) with 31 bits of mantissa.",
+            contentEncoding="base64",
+            pattern="^[A-Za-z0-9+/]*={0,2}$",
+        ),
+    ]
+    bytes: Annotated[Literal[5, 8], described("Bytes of a number.")] = 8
 
 
 def bytes_per_number(name: str) -> int:

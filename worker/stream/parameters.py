@@ -43,7 +43,7 @@ from worker.stream.contexts import (
 from worker.stream.features import FormerFeatures
 from worker.stream.lift import Lift
 from worker.stream.misfit import Misfit
-from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, is_number
+from worker.stream.settings import SETTINGS, Arm, LearningSettings, check_order, check_tagged, is_number
 from worker.stream.version_records import (
     COUNTS,
     IF_SET,
@@ -125,6 +125,7 @@ class Parameters:
         if self.model.dim != self.settings.model_dim:
             says = "dim and crosses say" if self.settings.model_dim > self.settings.dim else "dim says"
             raise ParametersError(f"the model has {self.model.dim} context features, {says} {self.settings.model_dim}")
+        check_tagged(self.settings)
         if self.model.arms != len(self.arms):
             raise ParametersError(f"the model has {self.model.arms} arms, the catalogue {len(self.arms)}")
         names = [arm.arm for arm in self.arms]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
@@ -16,13 +17,19 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES, check_combination
 from worker.errors import InputError
+from worker.stream.events import TAG_PATTERN
 from worker.stream.features import LONGEST_NAME, TAKEN, Features, listed, widest
+
+if TYPE_CHECKING:  # it is made of a version, which has settings
+    from worker.stream.tagged import TaggedVersion
 
 #: What a display without feedback means: the user left without a click, or saw it and passed.
 UNANSWERED = ("left", "passed")
 ANSWERS = ("learned", "all")
-#: What sessions of the control group get; see `slates.py`.
+#: What sessions of the control group get, or the version with a tag (tag:NAME); see `slates.py`.
 CONTROLS = ("fixed", "popular", "random", "greedy")
+TAG = "tag:"
+CONTROL_PATTERN = f"^({'|'.join(CONTROLS)}|{TAG}{TAG_PATTERN[1:-1]})$"
 _NUMBERS = (int, float)
 #: What to do where nothing says what a context is.
 NO_CONTEXT = (
@@ -92,8 +99,9 @@ class LearningSettings:
     how far sessions differ in their optimism, 0 to 1. `forgetting`: the share of older displays that a fold keeps, or
     "auto". `answers`: whether the rates at which users go on are learned, or all go on. `order`: ids of the arms that
     the policy fixed shows first.
-    `control_share` is that of the control group, and `control` what it gets (`slates.py`). `max_loss` is the loss of
-    revenue, as a share, beyond which exploration stops, 0: none; not before `guardrail_sessions` are compared.
+    `control_share` is that of the control group, and `control` what it gets (`slates.py`); `tagged` is the version that
+    tag:NAME was when it was looked up. `max_loss` is the loss of revenue, as a share, beyond which exploration stops,
+    0: none; not before `guardrail_sessions` are compared.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
@@ -124,8 +132,28 @@ class LearningSettings:
     order: tuple[str, ...] = ()
     control_share: float = 0.0
     control: str = CONTROLS[0]
+    tagged: TaggedVersion | None = None
     max_loss: float = 0.0
     guardrail_sessions: int = 1_000
+
+    @property
+    def tag(self) -> str:
+        """The tag of the version that the control group gets; empty if it gets something else, or nothing."""
+        return self.control.removeprefix(TAG) if self.control_share and self.control.startswith(TAG) else ""
+
+    @property
+    def control_identity(self) -> str:
+        """What the control group gets, as text that is equal for equal controls; empty without a control group.
+
+        >>> LearningSettings(dim=1, control_share=0.1, order=("b", "a")).control_identity
+        'fixed:b,a'
+        """
+        if not self.control_share:
+            return ""
+        if self.tagged is not None:
+            return f"{self.control}:{self.tagged.sha256}"
+        order = self.order if self.control == "fixed" else ()
+        return f"{self.control}:{','.join(order)}" if order else self.control
 
     @property
     def planned_share(self) -> float:
@@ -182,6 +210,10 @@ class LearningSettings:
             raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
 
     def _check_control(self) -> None:
+        if not re.fullmatch(CONTROL_PATTERN, self.control):
+            raise InputError(f"unknown control {self.control!r}; one of {', '.join(CONTROLS)} or {TAG}NAME")
+        if self.tagged is not None and self.tagged.name != self.tag:
+            object.__setattr__(self, "tagged", None)
         if self.control_share == 1:
             raise InputError("control_share must be below 1: somebody has to see what adcascade chooses")
         if self.control_share + self.random_share > 1:
@@ -209,7 +241,6 @@ _CHOICES: Mapping[str, Collection[str]] = {
     "unanswered": UNANSWERED,
     "model": MODELS,
     "answers": ANSWERS,
-    "control": CONTROLS,
 }
 
 #: Names of the settings.
@@ -231,6 +262,22 @@ def check_order(order: Sequence[str], arms: Iterable[Arm]) -> None:
             near = get_close_matches(arm, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the catalogue has {listed(known, 5)}"
             raise InputError(f"--order: there is no ad {arm!r}; {hint}")
+
+
+def other_kind(one: LearningSettings, other: LearningSettings) -> str:
+    """Return the name of a setting by which two models are of different kinds, which is for life; empty if none is."""
+    named = all(settings.features is not None and settings.features.context for settings in (one, other))
+    names = (*(() if named else ("dim",)), "model", "intercept", "standardise")
+    return next((name for name in names if getattr(one, name) != getattr(other, name)), "")
+
+
+def check_tagged(settings: LearningSettings) -> None:
+    """Raise `InputError` if the control group gets a version with a tag which nobody has looked up."""
+    if settings.tag and settings.tagged is None:
+        raise InputError(
+            f"--control {settings.control}: only `adcascade worker` and `serve` have tags; here it can be "
+            f"{', '.join(CONTROLS)}"
+        )
 
 
 def check_same_model(settings: LearningSettings, published: LearningSettings) -> None:
@@ -291,7 +338,10 @@ def continued(settings: LearningSettings, published: LearningSettings) -> Learni
     Raise `InputError` if they are for another model. Other declared features wait for an order (`FeaturesChange`).
     """
     check_same_model(settings, published)
-    return replace(settings, features=published.features, dim=published.dim, standardise=published.standardise)
+    tagged = published.tagged if settings.tag == published.tag else settings.tagged
+    settings = replace(settings, **{name: getattr(published, name) for name in KEPT_BY_MODEL}, tagged=tagged)
+    check_tagged(settings)
+    return settings
 
 
 def ignored_scale(settings: LearningSettings, published: LearningSettings) -> str | None:

@@ -6,7 +6,8 @@ at random. So each session is in the group with exactly this probability. It get
 from the others,
 
 - `fixed`: the order of the settings, then that of the catalogue; `popular`: that of the version, by revenue;
-- `random`: any eligible arms; `greedy`: the best slate under the estimate of the same version.
+- `random`: any eligible arms; `greedy`: the best slate under the estimate of the same version;
+- `tag:NAME`: the best slate under the estimate that a version with a tag had (`tagged.py`).
 
 Under the guardrail nothing explores and nothing is drawn: all others get the best slate under the estimate.
 """
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats
+from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.ordering import fixed_slates
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import Greedy, Policy, Random, Slates, policy_named, random_slates
@@ -30,6 +31,7 @@ from worker.stream.chance import control_number, lottery, session_uniforms, stab
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
+from worker.stream.tagged import by_tag
 
 
 class Slate(NamedTuple):
@@ -73,7 +75,10 @@ class SlatePlanner:
         """Do now, in any thread, what the first plan would do."""
         if any(arm.active for arm in self.parameters.arms):
             nobody = Arrival(session_id="", occurred_at=0, context=())
-            self._planned(None, [nobody], np.zeros((1, self.parameters.settings.dim)))
+            context = np.zeros((1, self.parameters.settings.dim))
+            self._planned(None, [nobody], context)
+            if self.parameters.settings.tagged is not None:
+                self._planned("control", [nobody], context)
 
     def plan(
         self, arrivals: Sequence[Arrival], contexts: Sequence[bytes], *, control_share: float | None = None
@@ -116,14 +121,14 @@ class SlatePlanner:
             parts.setdefault(mode, []).append(row)
         return list(parts.items())
 
-    def _planned(self, mode: Mode | None, arrivals: Sequence[Arrival], contexts: Floats) -> list[Slate]:
+    def _planned(self, mode: Mode | None, arrivals: Sequence[Arrival], raw: Floats) -> list[Slate]:
         otherwise: Mode = "control" if mode == "control" else "fallback"
         try:
-            masked = self.masked([arrival.exclude for arrival in arrivals])
+            excluded = [arrival.exclude for arrival in arrivals]
             names = [arrival.session_id for arrival in arrivals]
             with np.errstate(all="ignore"):
-                contexts = self.parameters.prepared(contexts)
-                slates = self.slates(mode, names, contexts, masked)
+                contexts = self.parameters.prepared(raw)
+                slates = self.slates(mode, names, raw, contexts, excluded)
                 values = self._planner.slate_values(contexts, slates.arms)
         except (AdcascadeError, ArithmeticError, ValueError, IndexError):
             # There is always an answer: under an unusable version, the ads with the highest rewards.
@@ -138,10 +143,16 @@ class SlatePlanner:
             planned[row] = self.fallback(arrivals[row], otherwise)
         return planned
 
-    def slates(self, mode: Mode | None, names: Sequence[str], contexts: Floats, masked: Masked | None) -> Slates:
-        """Return the slates of sessions of one mode, by their ids and prepared contexts."""
+    def slates(
+        self, mode: Mode | None, names: Sequence[str], raw: Floats, contexts: Floats, excluded: Sequence[Sequence[str]]
+    ) -> Slates:
+        """Return the slates of sessions of one mode, by their ids, contexts raw and prepared, and excluded arms."""
         settings, planner = self.parameters.settings, self._planner
-        how = settings.control if mode == "control" else mode
+        if mode == "control" and settings.tagged is not None:
+            tagged, indices = self._tagged
+            arms = tagged.slates("guarded", names, raw, tagged.parameters.prepared(raw), excluded).arms
+            return Slates.certain(indices[arms], False)
+        how, masked = settings.control if mode == "control" else mode, self._masked(excluded)
         if how in ("fixed", "popular"):
             return Slates.certain(fixed_slates(planner, len(names), self._control_order, masked), False)
         if how in ("greedy", "guarded"):
@@ -154,13 +165,19 @@ class SlatePlanner:
         return self._policy.slates(planner, contexts, masked, uniforms, keys)
 
     @cached_property
+    def _tagged(self) -> tuple[SlatePlanner, Ints]:
+        """The planner of the tagged version that the control group gets, and the index here of each of its arms."""
+        planner = SlatePlanner(by_tag(self.parameters))
+        return planner, np.array([*(self.index.get(arm, NO_ARM) for arm in planner.names), NO_ARM])
+
+    @cached_property
     def _control_order(self) -> tuple[int, ...]:
         settings = self.parameters.settings
         if settings.control == "popular":
             return self.parameters.popular
         return tuple(self.index[arm] for arm in settings.order if arm in self.index)
 
-    def masked(self, excluded: Sequence[Sequence[str]]) -> Masked | None:
+    def _masked(self, excluded: Sequence[Sequence[str]]) -> Masked | None:
         """Return what each session must not show, by ids; None if nothing."""
         if not any(excluded):
             return None

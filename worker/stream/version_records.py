@@ -40,8 +40,9 @@ from worker.stream.events import (
 )
 from worker.stream.features import Features, FormerFeatures
 from worker.stream.lift import LiftRecord
-from worker.stream.packing import packed, unpacked
-from worker.stream.settings import ANSWERS, CONTROLS, SETTINGS, UNANSWERED, Arm
+from worker.stream.packing import PackedArray, packed, unpacked
+from worker.stream.settings import ANSWERS, CONTROL_PATTERN, CONTROLS, SETTINGS, UNANSWERED, Arm
+from worker.stream.tagged import TaggedVersion
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
     from worker.stream.parameters import Parameters
@@ -49,22 +50,6 @@ if TYPE_CHECKING:  # a version's hash is that of its record: the value imports t
 # ── types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _WHOLE: Final[dict[str, Any]] = {"minimum": 0, "maximum": MOST}
-
-
-class PackedArray(Struct, frozen=True):
-    """A packed array. Files may have nested lists by rows in its place."""
-
-    shape: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=2)]
-    data: Annotated[
-        str,
-        described(
-            "base64 of little-endian numbers, by rows: float64, or if bytes is 5 float40, which is float32 (1 bit of "
-            "sign, 8 of exponent) with 31 bits of mantissa.",
-            contentEncoding="base64",
-            pattern="^[A-Za-z0-9+/]*={0,2}$",
-        ),
-    ]
-    bytes: Annotated[Literal[5, 8], described("Bytes of a number.")] = 8
 
 
 Array: TypeAlias = PackedArray | tuple[Number | tuple[Number, ...], ...]
@@ -246,7 +231,8 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         tuple[Identifier, ...], described("Arms that the policy fixed shows first; the others follow in their order.")
     ] = ()
     control_share: Annotated[Rate, described("Share of the sessions in the control group; missing: none.")] = 0.0
-    control: Annotated[str, described("What the control group gets.", enum=list(CONTROLS))] = CONTROLS[0]
+    control: Annotated[str, described("What the control group gets.", pattern=CONTROL_PATTERN)] = CONTROLS[0]
+    tagged: TaggedVersion | None = None
     max_loss: Annotated[
         Rate, described("Certain loss of revenue, as a share, beyond which exploration stops; missing: it never does.")
     ] = 0.0
@@ -323,7 +309,7 @@ PLAIN: Final = (
 #: Fields of the same name that a record has only if they are set, and such settings.
 IF_SET: Final = ("changed", "ties", "kernels", "started_from", "imported", "guarded", "popular")
 _CONTROL: Final = ("control_share", "control", "max_loss", "guardrail_sessions")
-_OPTIONAL: Final = ("features", "order", *_CONTROL)
+_OPTIONAL: Final = ("features", "order", "tagged", *_CONTROL)
 COUNTS: Final = ("displayed", "answered")
 SCORES: Final = ("scores", "informations")
 _UNCOVERED: Final = frozenset(
@@ -362,6 +348,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         document["order"] = settings.order
     if settings.control_share:
         document |= {name: getattr(settings, name) for name in _CONTROL}
+    if settings.tagged is not None:
+        document["tagged"] = to_builtins(settings.tagged)
     if settings.features is not None:
         document["features"] = settings.features.document()
     document |= {name: value for name in IF_SET if (value := getattr(parameters, name))}

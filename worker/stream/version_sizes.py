@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -49,6 +50,8 @@ def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSetti
     features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
     declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
     declared += len(orjson.dumps(settings.order))
+    if settings.tagged is not None:
+        declared += len(msgspec.json.encode(settings.tagged))
     if settings.control_share and settings.control == "popular":
         declared += _PER_INDEX * len(arms)
     # Of calibration, and of misfit.

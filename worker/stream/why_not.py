@@ -26,7 +26,7 @@ from worker.bandit.policies import Ucbbp, policy_named
 from worker.stream.catalogue import under
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival
-from worker.stream.explanation import for_arrival, way_of
+from worker.stream.explanation import chosen_by, for_arrival
 from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
 from worker.stream.tastes import Contribution, context_columns, contributions
@@ -36,6 +36,8 @@ ODDS_STEP: Final = 0.25
 MOST_ODDS: Final = 20.0
 MOST_REVENUE: Final = 1000.0  # times the highest revenue of any ad
 CLOSE: Final = 1e-6
+#: Why the control group gets no ad that its version does not know.
+UNKNOWN: Final = "the tagged version that chooses for the control group does not know it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class WhyNot:
     """What keeps an ad from being shown.
 
     position : where it is in the slate; 0 if it is not
-    obstacle : retired, or excluded by the arrival
+    obstacle : retired, or excluded by the arrival; unknown to a tagged version, and then nothing else counts
     without_obstacle : where it would be without that
     drawn : its chance to be drawn for the first position without the obstacle, if a lot chose the slate
     revenue, probability : what it would need, per click and of a click at the first position; None if none counts
@@ -64,14 +66,14 @@ class WhyNot:
     """
 
     arm: str
-    position: int
+    position: int = 0
     obstacle: str | None
-    without_obstacle: int
-    drawn: float | None
-    revenue: Needed | None
-    probability: Needed | None
-    if_explored: int | None
-    parts: tuple[Contribution, ...]
+    without_obstacle: int = 0
+    drawn: float | None = None
+    revenue: Needed | None = None
+    probability: Needed | None = None
+    if_explored: int | None = None
+    parts: tuple[Contribution, ...] = ()
 
 
 def why_not(
@@ -81,9 +83,10 @@ def why_not(
 
     `names` are those of the columns of its context.
     """
-    parameters = for_arrival(parameters, arrival)
+    parameters, way = chosen_by(for_arrival(parameters, arrival), mode, arrival)
+    if arm not in parameters.indices:
+        return WhyNot(arm=arm, obstacle=UNKNOWN)
     index, settings, policy = parameters.indices[arm], parameters.settings, policy_named(parameters.settings.policy)
-    way = way_of(parameters, mode)
 
     def place(version: Parameters, who: Arrival = arrival) -> int:
         slate = _planned(version, who, mode)

@@ -1,6 +1,6 @@
 """Options of serving and learning, of the limits on input records, and of simulated worlds.
 
-Every field of `LearningSettings` is an option, and has its default there.
+Every field of `LearningSettings` but `tagged` is an option, and has its default there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.errors import InputError
 from worker.simulation.environments import LASTING
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
 from worker.stream.features import Feature, Features
-from worker.stream.settings import ANSWERS, CONTROLS, UNANSWERED, LearningSettings
+from worker.stream.settings import ANSWERS, CONTROLS, TAG, UNANSWERED, LearningSettings
 
 _DEFAULTS = {f.name: f.default for f in fields(LearningSettings) if f.default is not MISSING}
 _LIMITS = Limits()
@@ -76,9 +76,9 @@ _LEARNING = grouped(
     ),
     Option(
         "control",
-        "slates of the control group: a fixed order, the ads that earn most per display, random ones, or the greedy "
-        "choice",
-        choices=CONTROLS,
+        "slates of the control group: a fixed order, the ads that are most popular (earn most per display), random "
+        "ones, the greedy choice, or with tag:NAME that of the version with this tag",
+        metavar=f"{{{','.join((*CONTROLS, TAG))}NAME}}",
     ),
     Option(
         "max-loss",

@@ -22,7 +22,7 @@ from worker.console import note, read_input, write_result
 from worker.errors import InputError, ParametersError
 from worker.serve.control import StateFolderControl
 from worker.stream.events import Order
-from worker.stream.history import not_kept, slot_of, tag_slot, tags
+from worker.stream.history import no_tag, not_kept, slot_of, tag_slot, tags
 from worker.stream.parameters import Parameters, decode_parameters
 
 if TYPE_CHECKING:
@@ -85,10 +85,7 @@ def pick(target: LearnerControl, reference: str | None, noun: str = "tag") -> Pa
     if number is not None:
         kept = {kept.version for kept in slots.values()} | {parameters.version for parameters in history}
         raise not_kept(number, kept - {number})
-    names = ", ".join(tags(slots))
-    raise InputError(
-        f"there is no {noun} {reference!r}; " + (f"the tags are {names}" if names else "there are no tags")
-    )
+    raise no_tag(reference, slots, noun)
 
 
 def pick_or_read(target: LearnerControl, reference: str) -> Parameters:
