@@ -16,9 +16,8 @@ from tests.client.fake import FakeTransport, decision
 from tests.programs import until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
-from worker.gateway.model import PublishedModel
 from worker.gateway.run import GATEWAY_CATALOGUE, GatewayMetrics
-from worker.gateway.service import KafkaAdService
+from worker.gateway.service import KafkaAdService, PublishedModel
 from worker.http.service import AdRequest, Answer, UnavailableError
 from worker.kafka.parameters import received
 from worker.stream.accounts import NOTHING, Accounts, Sums

@@ -28,7 +28,7 @@ from worker.kafka.clients import END, TopicReader, admin_client, offsets_of, par
 from worker.kafka.connection import Connection
 from worker.kafka.control import KafkaControl
 from worker.kafka.topics import TopicLayout, create
-from worker.runtime.child import command, environment
+from worker.runtime.process import command, environment
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Topics
 

@@ -16,7 +16,7 @@ from tests.kafka.fleet import CommandLine, Fleet
 from tests.programs import eventually
 from worker.errors import FailedError
 from worker.kafka.clients import append
-from worker.runtime.child import environment
+from worker.runtime.process import environment
 from worker.stream import version_sizes
 from worker.stream.events import ArmChange, Import, encode_event
 from worker.stream.settings import Arm

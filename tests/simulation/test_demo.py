@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from worker.bandit.arrays import NO_ARM
-from worker.simulation.demo.comparison import additive_run, beside, received_run
 from worker.simulation.demo.ledger import totals
-from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings, additive_run, beside, received_run
 from worker.simulation.demo.summary import heads, summary, summary_rows
 from worker.simulation.users import KINDS, TIDY, Habits, Users
 from worker.simulation.worth import tenths

@@ -23,7 +23,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from worker.bench.stream import DIM
 from worker.kafka.clients import NO_GROUP
 from worker.kafka.connection import Connection
-from worker.runtime.interpreter import collect_garbage_rarely
+from worker.runtime.process import collect_garbage_rarely
 from worker.stream.decoding import Limits, decode_arrival
 from worker.stream.topology import Topics
 

@@ -19,7 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from worker.console import table
-from worker.runtime.interpreter import collect_garbage_rarely
+from worker.runtime.process import collect_garbage_rarely
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
     python -m worker.cli.child worker|serve OPTIONS…
 
-A learner has the options and variables of its parent. See `worker.runtime.child`.
+A learner has the options and variables of its parent. See `worker.runtime.process`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from worker.cli.main import load
 from worker.cli.options.parser import build_parser
 from worker.cli.options.places import resolve
-from worker.runtime.child import run_child
+from worker.runtime.process import run_child
 
 #: The learner of a command, by its name.
 LEARNERS = {"worker": "worker.kafka.learner", "serve": "worker.serve.learner"}

@@ -15,12 +15,11 @@ from worker.console import check_writable, note, say, stops_on_signals, write_js
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
-from worker.simulation.demo.comparison import FinishedRun, beside, received_run
 from worker.simulation.demo.report import can_draw, write_report
-from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings, FinishedRun, beside, received_run
 from worker.simulation.demo.summary import summary, summary_rows
 from worker.simulation.demo.view import REFRESH, live_view
-from worker.simulation.reporting import laid_out
+from worker.simulation.worth import laid_out
 from worker.web.status import status_routes
 
 DEFAULTS = DemoSettings()

@@ -8,8 +8,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from worker.cli.explanation_html import explanation, picture
-from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
+from worker.cli.explanation import (
+    TOP,
+    explanation,
+    facts,
+    fields_of,
+    heading,
+    numbers,
+    picture,
+    report,
+    verdict,
+    why_lines,
+)
 from worker.cli.options.parser import JSON, CommandSpec, Option, did_you_mean
 from worker.cli.options.source import source
 from worker.cli.options.target import TARGET, control, pick, read_version

@@ -12,7 +12,7 @@ from worker.cli.options.learning import LIMITS, limits
 from worker.cli.options.parser import CommandSpec, count, filled
 from worker.cli.worker import LOG
 from worker.console import stops_on_signals
-from worker.runtime.interpreter import collect_garbage_rarely
+from worker.runtime.process import collect_garbage_rarely
 
 OPTIONS = (
     *CONNECTION,

@@ -11,13 +11,12 @@ from typing import Any
 from worker import __version__
 from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, integer, number
 from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS
 from worker.simulation.experiment.run import cores, run_all
 from worker.simulation.experiment.settings import AFTER_NEW, ExperimentSettings, Run, last_episodes
 from worker.simulation.plots import check_plot, plot_regret
-from worker.simulation.reporting import flag
 from worker.stream.settings import ANSWERS
 
 DEFAULTS = ExperimentSettings()

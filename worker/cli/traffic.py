@@ -9,16 +9,16 @@ from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.learning import SEED, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, number, port
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, number, port
 from worker.cli.options.times import duration_range, time_option
 from worker.console import check_writable, note, stops_on_signals, write_result
 from worker.errors import InputError
 from worker.http.pages import operations
 from worker.kafka.connection import Connection
-from worker.runtime.interpreter import collect_garbage_rarely
-from worker.simulation.reporting import flag, laid_out
+from worker.runtime.process import collect_garbage_rarely
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
 from worker.simulation.traffic.report import TrafficLines, TrafficMetrics, summary, summary_rows
+from worker.simulation.worth import laid_out
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 

@@ -17,8 +17,8 @@ from worker.cli.options.starting import STARTING, start_of
 from worker.cli.options.times import seconds_option
 from worker.errors import InputError
 from worker.kafka.settings import WorkerSettings
-from worker.runtime.child import command
 from worker.runtime.clock import clock_of
+from worker.runtime.process import command
 from worker.secret import Secret
 from worker.stream.feedback import token_secret
 from worker.stream.settings import LearningSettings, check_order

@@ -13,8 +13,7 @@ from prometheus_client.core import Metric
 
 from worker.client.exchange import Exchange
 from worker.client.kafka import KafkaTransport
-from worker.gateway.model import PublishedModel
-from worker.gateway.service import KafkaAdService
+from worker.gateway.service import KafkaAdService, PublishedModel
 from worker.http.server import http_server
 from worker.http.settings import HttpSettings
 from worker.kafka.clients import partition_counts

@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
 
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
-from worker.gateway.model import PublishedModel
 from worker.http.service import AdRequest, Answer, UnavailableError, fallback_answer
+from worker.kafka.parameters import Received
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.feature_changes import encoder_of
+from worker.stream.features import ContextEncoder
 from worker.stream.feedback import NO_TOKEN, contradiction
 from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
@@ -36,6 +38,39 @@ FALLBACK_SHOWN = (
     "only fallback ads were answered so far, and feedback for them does not count; send the arrival again for the "
     "decision"
 )
+
+
+class PublishedModel:
+    """The newest version of the parameters topic; `planner` is None until one is read.
+
+    `on_newest` is called with every newer version.
+    """
+
+    def __init__(self, on_newest: Callable[[Parameters], None]) -> None:
+        self._on_newest = on_newest
+        self.planner: SlatePlanner | None = None
+        #: Encodes named contexts; the names before the last change of features are understood as well.
+        self.encoder: ContextEncoder | None = None
+
+    @property
+    def version(self) -> int:
+        """The newest version, -1 before the first."""
+        return -1 if self.planner is None else self.planner.parameters.version
+
+    def take(self, records: Iterable[Received]) -> None:
+        """Take records of the topic; those that cannot be read are for the workers to report."""
+        for record in records:
+            if record.parameters is not None:
+                self.adopt(record.parameters)
+
+    def adopt(self, parameters: Parameters) -> None:
+        """Use a version if it is newer than the present one, or the same from a newer position, with its accounts."""
+        known = None if self.planner is None else self.planner.parameters
+        if known is None or parameters.version > known.version:
+            self.planner, self.encoder = SlatePlanner(parameters), encoder_of(parameters, [parameters])
+            self._on_newest(parameters)
+        elif self.planner and parameters.sha256 == known.sha256 and parameters.journal_offset > known.journal_offset:
+            self.planner.parameters = parameters
 
 
 class KafkaAdService:

@@ -3,7 +3,7 @@
 The journal is not read through the consumer group, and no offset of it is committed: the newest version carries the
 offset to continue at (`resume_offset`), together with all that was learned up to there.
 
-`worker.runtime.learner_process` starts and kills this process, which reports to it (see `worker.runtime.child`). It
+`worker.runtime.learner_process` starts and kills this process, which reports to it (see `worker.runtime.process`). It
 shares the worker's standard error for its log.
 """
 
@@ -27,9 +27,8 @@ from worker.kafka.history import HistoryWriter
 from worker.kafka.parameters import PublishedParameters, Received, published_versions
 from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
-from worker.runtime.child import report
-from worker.runtime.interpreter import collect_garbage_rarely
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
+from worker.runtime.process import collect_garbage_rarely, report
 from worker.stream.events import Tag, encode_event
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters

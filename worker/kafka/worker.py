@@ -16,8 +16,8 @@ from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import topics_at_start
 from worker.kafka.versions import VersionReader
 from worker.metrics import CONSUMED, Metrics
-from worker.runtime.interpreter import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.learner_process import LearnerProcess, count_report
+from worker.runtime.process import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.supervision import supervised
 from worker.web.status import status_routes
 

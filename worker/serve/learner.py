@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from worker.runtime.child import report
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
+from worker.runtime.process import report
 from worker.runtime.settings import ProcessSettings
 from worker.serve.settings import ServeSettings
 from worker.serve.state import StateView

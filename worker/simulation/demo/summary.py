@@ -11,11 +11,9 @@ import numpy as np
 from worker import __version__
 from worker.bandit.arrays import Floats
 from worker.bandit.policies import policy_named
-from worker.simulation.demo.comparison import FinishedRun
 from worker.simulation.demo.ledger import Row, Totals, totals
-from worker.simulation.demo.run import Demo
-from worker.simulation.reporting import TableRow, by_tenth, worth_numbers, worth_rows
-from worker.simulation.worth import tenths
+from worker.simulation.demo.run import Demo, FinishedRun
+from worker.simulation.worth import TableRow, by_tenth, tenths, worth_numbers, worth_rows
 from worker.stream.parameters import Parameters
 
 

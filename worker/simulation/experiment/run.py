@@ -40,11 +40,13 @@ from worker.bandit.policies import (
     policy_named,
 )
 from worker.errors import EstimationError, FailedError
-from worker.simulation.experiment.misfits import Misfits
-from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask, Run
-from worker.simulation.world import Chance, true_heads
+from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask, FoundPair, Run
+from worker.simulation.world import Chance, Environment, true_heads
 from worker.simulation.worth import Valuer
+from worker.stream.calibration import predict
 from worker.stream.contexts import LEAST_SESSIONS, Standardisation
+from worker.stream.misfit import Misfit, evidence, misfit_after, missed
+from worker.stream.settings import LearningSettings
 
 # ── one run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -259,6 +261,30 @@ class _Experiment:
             return None
         estimates, truth = true_heads(self.belief), true_heads(self.world.truth)
         return float((estimates * truth).sum() / (truth**2).sum())
+
+
+class Misfits:
+    """The test for what the model misses, with the same sums as those of a version."""
+
+    def __init__(self, world: Environment, model: str) -> None:
+        assert world.declared is not None
+        self._settings = LearningSettings(dim=world.declared.dim, features=world.declared, model=model)
+        self._arms, self._interacting = len(world.rewards), world.interacting
+        self._sums: Misfit | None = None
+        self._alarms = 0
+
+    def add(self, before: ClickModel, seen: Observations) -> None:
+        """Add the displays of an episode, under the belief before it."""
+        chances = predict(before, seen, np.zeros(len(seen), dtype=np.intp)).chances
+        self._sums = misfit_after(self._sums, self._settings, seen, chances, arms=self._arms)
+        self._alarms += bool(missed(evidence(self._sums, self._settings, self._arms)))
+
+    def found(self) -> FoundPair | None:
+        """Return the pair for which the evidence is strongest; None if nothing was tested."""
+        tested = evidence(self._sums, self._settings, self._arms)
+        if not tested:
+            return None
+        return FoundPair(is_true=tested[0].of in self._interacting, alarms=self._alarms)
 
 
 def _displayed(slates: Ints, clicked: Ints, answered: Ints) -> tuple[Ints, Ints]:

@@ -12,9 +12,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from worker import __version__
 from worker.console import note
 from worker.metrics import CATALOGUE
-from worker.simulation.reporting import TableRow, worth_numbers, worth_rows
 from worker.simulation.traffic.generator import Traffic
-from worker.simulation.worth import tenths, together
+from worker.simulation.worth import TableRow, tenths, together, worth_numbers, worth_rows
 
 LINE_EVERY: Final = 10.0  # seconds between two lines
 RECENT: Final = 10  # seconds that "lately" stands for
