@@ -210,7 +210,7 @@ class Running:
         pid = self.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
             with suppress(FileNotFoundError):
-                if b"worker.cli.child" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"worker-learner" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return int(child)
         return None
 

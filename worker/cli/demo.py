@@ -52,7 +52,6 @@ def run(options: argparse.Namespace) -> int:
     from worker.http.server import WebServer
 
     settings = filled(DemoSettings, options)
-    settings.learning()
     page = None if options.report == NO_REPORT else options.report
     check_writable(options.json, options.record, page)
     began = time.perf_counter()

@@ -6,13 +6,13 @@ import argparse
 import asyncio
 
 from worker.cli import log_format
-from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.http import HTTP, http_settings
+from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.learning import LIMITS, limits
 from worker.cli.options.parser import CommandSpec, count, filled
-from worker.cli.worker import LOG
+from worker.cli.options.process import HTTP, LOG, http_settings
 from worker.console import stops_on_signals
 from worker.runtime.process import collect_garbage_rarely
+from worker.stream.topology import Topics
 
 OPTIONS = (
     *CONNECTION,
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> None:
         GatewaySettings,
         options,
         connection=reached,
-        topics=topic_names(options),
+        topics=Topics(options.prefix),
         http=http_settings(options),
         limits=limits(options),
     )

@@ -6,15 +6,13 @@ import argparse
 from pathlib import Path
 
 from worker.cli.options.catalog import CATALOG
-from worker.cli.options.http import HTTP, http_settings
 from worker.cli.options.learning import LEARNING, LIMITS
 from worker.cli.options.parser import CommandSpec, Option
-from worker.cli.options.starting import STARTING
+from worker.cli.options.process import HTTP, PROCESS, STARTING, http_settings, process_settings
 from worker.cli.options.times import seconds_option, time_option
-from worker.cli.worker import PROCESS, process_settings
 from worker.console import check_writable
 from worker.errors import InputError
-from worker.serve.settings import ServeSettings
+from worker.serve.store import ServeSettings
 
 DAY = 86_400_000
 

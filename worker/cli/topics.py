@@ -7,11 +7,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from worker.cli.options.brokers import CONNECTION, connection, topic_names
+from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled
 from worker.cli.options.times import time_option
 from worker.console import table, write_result
 from worker.stream.events import MOST_PARTITIONS
+from worker.stream.topology import Topics
 
 OPTIONS = (
     count(
@@ -33,7 +34,7 @@ def _run(options: argparse.Namespace, action: str) -> int:
     from worker.kafka import topics
 
     act = {"create": topics.create, "check": topics.check}[action]
-    findings = act(connection(options), topic_names(options), filled(topics.TopicLayout, options))
+    findings = act(connection(options), Topics(options.prefix), filled(topics.TopicLayout, options))
     right = all(finding.state in ("right", "created") for finding in findings)
     rows = [[finding.topic, finding.partitions or "–", finding.replicas or "–", finding.state] for finding in findings]
     lines = [f"{finding.topic}: {difference}" for finding in findings for difference in finding.differences]
@@ -50,7 +51,7 @@ def import_(options: argparse.Namespace) -> None:
     """Import the state folder of `adcascade serve` into the topics."""
     from worker.serve.moving import move
 
-    moved = move(Path(options.folder), connection(options), topic_names(options))
+    moved = move(Path(options.folder), connection(options), Topics(options.prefix))
     text = (
         f"imported: version {moved.version}, {moved.kept_versions} versions in the history, {moved.sessions} "
         f"sessions, {moved.journal} records of the journal\nStart workers on these topics; `adcascade serve` will not "

@@ -7,7 +7,7 @@ import asyncio
 import time
 from typing import Any
 
-from worker.cli.options.brokers import CONNECTION, connection, topic_names
+from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.learning import SEED, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, number, port
 from worker.cli.options.times import duration_range, time_option
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from worker.kafka.parameters import published_versions
 
-    reached, topics = connection(options), topic_names(options)
+    reached, topics = connection(options), Topics(options.prefix)
     versions = published_versions(reached, topics)
     if versions:
         check_fits(settings, versions[-1])

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
+from msgspec import structs
 
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
@@ -26,7 +27,7 @@ from worker.http.service import AdRequest, Answer, UnavailableError, fallback_an
 from worker.kafka.parameters import Received
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
-from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.events import Arrival, Decision, Feedback, encode_event
 from worker.stream.feature_changes import encoder_of
 from worker.stream.features import ContextEncoder
 from worker.stream.feedback import NO_TOKEN, contradiction
@@ -200,16 +201,11 @@ def _check_display(feedback: Feedback, decision: Decision) -> None:
 
 def _from_slate(known: Known, position: int) -> bytes:
     """Return the record of a later position, which no worker has sent yet; its figures are those of the one known."""
-    passed = position - known.position
+    decision, passed = known.decision(), position - known.position
     if passed <= 0:
         return known.value
-    document: dict[str, Any] = orjson.loads(known.value)
-    document["position"] = position
-    document["slate"] = document["slate"][passed:]
-    document["arm"] = document["slate"][0]
-    if "tokens" in document:
-        document["tokens"] = document["tokens"][passed:]
-    return orjson.dumps(document)
+    slate, tokens = decision.slate[passed:], decision.tokens and decision.tokens[passed:]
+    return encode_event(structs.replace(decision, position=position, arm=slate[0], slate=slate, tokens=tokens))
 
 
 async def _acknowledged(sent: asyncio.Future[Any], deadline: float) -> bool:

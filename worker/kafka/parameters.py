@@ -28,24 +28,25 @@ def published_versions(connection: Connection, topics: Topics) -> list[Parameter
     partition_counts(connection, topics.parameters)
     kept: dict[int, Parameters] = {}
     with readable_errors(connection), TopicReader(connection) as reader:
-        for parameters in decoded(reader.read_to_end(topics.parameters), refuse_old=True):
+        for parameters in decoded(reader.read_to_end(topics.parameters)):
             kept = keep(kept, parameters)
     return [kept[number] for number in sorted(kept)]
 
 
-def decoded(records: Iterable[Record], *, refuse_old: bool = False) -> list[Parameters]:
+def decoded(records: Iterable[Record]) -> list[Parameters]:
     """Return the versions that can be decoded; workers count and log the others.
 
-    With `refuse_old`, one of an older release is an error: a worker that passed over it would begin afresh.
+    One of an older release is an error: a worker that passed over it would begin afresh.
     """
     versions = []
     for record in records:
         if record.value is not None:
             try:
                 versions.append(decode_parameters(record.value))
-            except ParametersError as error:
-                if refuse_old and isinstance(error, OldVersionError):
-                    raise InputError(f"{record.topic}, offset {record.offset}: {error}") from None
+            except OldVersionError as error:
+                raise InputError(f"{record.topic}, offset {record.offset}: {error}") from None
+            except ParametersError:
+                continue
     return versions
 
 

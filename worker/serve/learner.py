@@ -15,8 +15,8 @@ import msgspec
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
 from worker.runtime.process import report
 from worker.runtime.settings import ProcessSettings
-from worker.serve.settings import ServeSettings
 from worker.serve.state import StateView
+from worker.serve.store import ServeSettings
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import decode_parameters
 from worker.stream.version_records import encode_parameters

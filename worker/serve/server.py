@@ -15,9 +15,8 @@ from worker.runtime.learner_process import LearnerProcess, LearnerStatus, count_
 from worker.runtime.process import collect_garbage_rarely, let_the_loop_go_first
 from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner
-from worker.serve.settings import ServeSettings
 from worker.serve.state import StateFolder
-from worker.serve.store import Lesson, ServeStore, Version, check_not_moved, keep_first
+from worker.serve.store import Lesson, ServeSettings, ServeStore, Version, check_not_moved, keep_first
 from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.slates import prepared
@@ -45,14 +44,10 @@ def run_server(settings: ServeSettings) -> int:
         collect_garbage_rarely()
         let_the_loop_go_first()
         try:
-            asyncio.run(_serve(settings, store, history))
+            asyncio.run(Server(settings, store, history).run())
         finally:
             store.close()
     return 0
-
-
-async def _serve(settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
-    await Server(settings, store, history).run()
 
 
 class Server:

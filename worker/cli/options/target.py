@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
+from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection
 from worker.cli.options.parser import CommandSpec, Option, grouped
 from worker.cli.options.times import seconds_option
 from worker.console import note, read_input, write_result
@@ -24,6 +24,7 @@ from worker.serve.control import StateFolderControl
 from worker.stream.events import Order
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
 from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.topology import Topics
 
 if TYPE_CHECKING:
     from worker.kafka.control import KafkaControl
@@ -53,7 +54,7 @@ def control(options: argparse.Namespace) -> LearnerControl:
     # Importing the Kafka client takes a while, and a state folder needs none.
     from worker.kafka.control import KafkaControl
 
-    return KafkaControl(connection(options), topic_names(options), timeout=options.wait)
+    return KafkaControl(connection(options), Topics(options.prefix), timeout=options.wait)
 
 
 def action(

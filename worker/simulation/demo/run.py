@@ -11,7 +11,7 @@ import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,45 +29,27 @@ from worker.simulation.worth import Valuer
 from worker.stream.decoding import decode_decision
 from worker.stream.events import Decision
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings
+from worker.stream.settings import SETTINGS, LearningSettings
 from worker.stream.topology import Tally
 
 TICK = 1_000  # milliseconds of event time per step
 
 
-#: The defaults of serving and learning, which the demo shares with the worker.
-_LEARNING = LearningSettings(dim=5)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoSettings:
-    """The settings of a demo; they decide the run."""
+class DemoSettings(LearningSettings):
+    """The settings of a demo, which decide the run: those of learning, and of the world and its users."""
 
     environment: str = "tastes"
-    policy: str = _LEARNING.policy
     users: int = 100
     episodes: int = 120
     seed: int = 0
-    dim: int = _LEARNING.dim
+    dim: int = 5
     arms: int = 10
     stay: float = 1.0
-    horizon: int = _LEARNING.horizon
-    model: str = _LEARNING.model
-    intercept: bool = _LEARNING.intercept
-    answers: str = _LEARNING.answers
-    standardise: bool = _LEARNING.standardise
-    beta: float = _LEARNING.beta
-    bonus: str = _LEARNING.bonus
-    ridge: float = _LEARNING.ridge
-    repeats: bool = _LEARNING.repeats
-    random_share: float = _LEARNING.random_share
-    control_share: float = _LEARNING.control_share
-    control: str = _LEARNING.control
 
     def learning(self) -> LearningSettings:
         """Return the learner's part of the settings."""
-        shared = {f.name for f in fields(LearningSettings)}.intersection(f.name for f in fields(self))
-        return LearningSettings(**{name: getattr(self, name) for name in shared})
+        return LearningSettings(**{name: getattr(self, name) for name in SETTINGS})
 
 
 class Demo:
