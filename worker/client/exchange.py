@@ -112,7 +112,9 @@ class Exchange:
 
         `request` is the part of the record that a repetition must share. Raises `Rejected` if it differs.
         """
-        session = self._find(record.key, request) or self._add(record.key)
+        session = self._sessions.get(record.key) or self._add(record.key)
+        if session.request not in (None, request):
+            raise Rejected("session-reused", REUSED)
         if session.known is not None:
             return session.known
         if session.arrival is None:
@@ -159,12 +161,6 @@ class Exchange:
         """Return how a session ended; None if it has not, or if that is not known here."""
         session = self._sessions.get(key)
         return None if session is None else session.ending
-
-    def _find(self, key: bytes, request: bytes) -> _Session | None:
-        session = self._sessions.get(key)
-        if session is not None and session.request is not None and session.request != request:
-            raise Rejected("session-reused", REUSED)
-        return session
 
     # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
 

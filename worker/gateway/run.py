@@ -18,7 +18,7 @@ from worker.http.server import http_server
 from worker.http.settings import HttpSettings
 from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
-from worker.kafka.versions import VersionReader
+from worker.kafka.parameters import VersionReader
 from worker.metrics.exposition import counter, families, gauge
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters

@@ -105,7 +105,7 @@ class JournalPublisher:
         while True:
             records = self._next_records(position)
             if records:
-                outcome = learner.handle(map(_journal_record, records))
+                outcome = learner.handle((one.offset(), one.value(), one.timestamp()[1]) for one in records)
                 position = records[-1].offset() + 1
                 self.publish(outcome, learner, position)
             elif monotonic() - self._reported > REPORT_INTERVAL:
@@ -198,7 +198,3 @@ class JournalPublisher:
         if records:
             self._parameters_position = records[-1].offset + 1
             self.published.handle(records)
-
-
-def _journal_record(message: Message) -> tuple[int, bytes | None, int]:
-    return message.offset(), message.value(), message.timestamp()[1]

@@ -133,21 +133,34 @@ def in_force(after: Parameters, now: float | None = None) -> str:
 
 
 def publish(
-    options: argparse.Namespace, target: LearnerControl, order: Order, changes: list[Any], shown: str, preview: str
+    options: argparse.Namespace,
+    target: LearnerControl,
+    newest: Parameters,
+    order: Order | None,
+    *,
+    changes: list[Any],
+    shown: str,
+    hint: str,
 ) -> None:
-    """Order changes that are confirmed, or need not be (--yes), and write the result; `preview` is how to see them."""
+    """Order changes that are confirmed, or need not be (--yes); write the result, which without an order is `newest`.
+
+    `shown` are the changes for people, and `hint` is how else to see them.
+    """
+    if order is None:
+        write_result(options.json, {"changes": changes, **version_facts(newest)}, shown, [shown] if changes else [])
+        return
     if not options.yes:
-        confirm(shown, preview)
+        confirm(shown, hint)
     after = target.order(order)
     done = f"changes: {len(changes)}; {in_force(after)}"
     result = {"changes": changes, **version_facts(after)}
     write_result(options.json, result, f"{shown}\n{done}" if options.yes else done)
 
 
-def confirm(shown: str, preview: str, question: str = "Publish these changes?") -> None:
+def confirm(shown: str, hint: str, question: str = "Publish these changes?") -> None:
     """Show changes and ask whether to make them; raise `InputError` unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InputError(f"--yes is missing: without a terminal there is nobody to confirm the changes ({preview})")
+        raise InputError(f"--yes is missing: without a terminal there is nobody to confirm the changes ({hint})")
     note(shown)
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
