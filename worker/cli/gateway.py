@@ -10,7 +10,6 @@ from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.learning import LIMITS, limits
 from worker.cli.options.parser import CommandSpec, count, filled
 from worker.cli.options.process import HTTP, LOG, http_settings
-from worker.console import stops_on_signals
 from worker.runtime.process import collect_garbage_rarely
 from worker.stream.topology import Topics
 
@@ -39,13 +38,7 @@ def run(options: argparse.Namespace) -> None:
     check_topics(settings)  # before there is a log, so that an error is one line
     collect_garbage_rarely()  # a search among a hundred thousand remembered sessions takes as long as some answers may
     log_format.configure(format=options.log_format, level=options.log_level, secrets=reached.secrets)
-
-    async def serve() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        with stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
-            await run_gateway(settings, stop)
-
-    asyncio.run(serve())
+    asyncio.run(run_gateway(settings))
 
 
 COMMAND = CommandSpec(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from msgspec import structs
@@ -35,23 +35,28 @@ from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.slates import SlatePlanner
 
-FALLBACK_SHOWN = (
+#: Seconds that a session is remembered beyond its end.
+LONGER: Final = 5.0
+FALLBACK_SHOWN: Final = (
     "only fallback ads were answered so far, and feedback for them does not count; send the arrival again for the "
     "decision"
 )
 
 
-class PublishedModel:
-    """The newest version of the parameters topic; `planner` is None until one is read.
+class KafkaAdService:
+    """Answers requests through the workers; `clock` gives milliseconds since the epoch.
 
-    `on_newest` is called with every newer version.
+    The newest version says how records are judged, how long sessions last, and which ads are the fallback.
     """
 
-    def __init__(self, on_newest: Callable[[Parameters], None]) -> None:
-        self._on_newest = on_newest
+    def __init__(self, exchange: Exchange, limits: Limits, *, clock: Callable[[], int] = wall_clock) -> None:
+        self.exchange, self._limits, self._clock = exchange, limits, clock
+        self.late_feedback = 0
         self.planner: SlatePlanner | None = None
         #: Encodes named contexts; the names before the last change of features are understood as well.
-        self.encoder: ContextEncoder | None = None
+        self._encoder: ContextEncoder | None = None
+
+    # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def version(self) -> int:
@@ -59,7 +64,7 @@ class PublishedModel:
         return -1 if self.planner is None else self.planner.parameters.version
 
     def take(self, records: Iterable[Received]) -> None:
-        """Take records of the topic; those that cannot be read are for the workers to report."""
+        """Take records of the parameters topic; those that cannot be read are for the workers to report."""
         for record in records:
             if record.parameters is not None:
                 self.adopt(record.parameters)
@@ -68,20 +73,10 @@ class PublishedModel:
         """Use a version if it is newer than the present one, or the same from a newer position, with its accounts."""
         known = None if self.planner is None else self.planner.parameters
         if known is None or parameters.version > known.version:
-            self.planner, self.encoder = SlatePlanner(parameters), encoder_of(parameters, [parameters])
-            self._on_newest(parameters)
+            self.planner, self._encoder = SlatePlanner(parameters), encoder_of(parameters, [parameters])
+            self.exchange.seconds = parameters.settings.grace / 1000 + LONGER
         elif self.planner and parameters.sha256 == known.sha256 and parameters.journal_offset > known.journal_offset:
             self.planner.parameters = parameters
-
-
-class KafkaAdService:
-    """Answers requests through the workers; `clock` gives milliseconds since the epoch."""
-
-    def __init__(
-        self, exchange: Exchange, model: PublishedModel, limits: Limits, *, clock: Callable[[], int] = wall_clock
-    ) -> None:
-        self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
-        self.late_feedback = 0
 
     def newest(self) -> Parameters:
         """Return the newest version that is published."""
@@ -89,9 +84,9 @@ class KafkaAdService:
 
     def ready(self) -> str | None:
         """Return why no requests can be answered."""
-        if self._model.planner is None:
+        if self.planner is None:
             return "no parameters are published yet: a worker has to run"
-        return self._exchange.transport.trouble
+        return self.exchange.transport.trouble
 
     # ── arrivals ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -99,13 +94,13 @@ class KafkaAdService:
         """Open a session, or find it."""
         planner, now = self._planner(), self._clock()
         record = request.record(now)
-        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits, self._model.encoder)
+        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits, self._encoder)
         key = arrival.session_id.encode()
         same = orjson.dumps((arrival.context, arrival.exclude))
-        if self._model.encoder is not None:  # as it was sent: its columns may change before it comes again
+        if self._encoder is not None:  # as it was sent: its columns may change before it comes again
             sent = orjson.loads(b"{%b}" % request.members[1:])
             same = orjson.dumps((sent["context"], arrival.exclude), option=orjson.OPT_SORT_KEYS)
-        known = await self._exchange.arrive(Keyed("arrivals", key, record), same, deadline)
+        known = await self.exchange.arrive(Keyed("arrivals", key, record), same, deadline)
         return fallback_answer(planner, arrival) if known is None else self._current(key, known)
 
     # ── feedback ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -114,25 +109,25 @@ class KafkaAdService:
         """Send a click or a pass; return what follows."""
         planner = self._planner()
         key = request.session_id.encode()
-        known = self._exchange.known(key)
+        known = self.exchange.known(key)
         decision = None if known is None else known.decision()
         record, feedback = self._judged(request, decision, planner)
-        if self._exchange.is_unanswered(key):
+        if self.exchange.is_unanswered(key):
             raise Rejected("arm-mismatch", FALLBACK_SHOWN)
-        sent = self._exchange.report(Keyed("clicks", key, record))
+        sent = self.exchange.report(Keyed("clicks", key, record))
         settings = planner.parameters.settings
         if decision is not None and feedback.occurred_at > decision.arrived_at + settings.session_timeout:
             self.late_feedback += 1
             in_time = await _acknowledged(sent, deadline)  # the workers count it, and report trouble if it is much
-            return Answer(feedback.session_id, None, self._exchange.ending(key) or "expired", fallback=not in_time)
+            return Answer(feedback.session_id, None, self.exchange.ending(key) or "expired", fallback=not in_time)
         last = settings.horizon if decision is None else _last(decision)
         if feedback.clicked or feedback.position >= last:
             in_time = await _acknowledged(sent, deadline)
-            self._exchange.end(key, "clicked" if feedback.clicked else "exhausted")
-            return Answer(feedback.session_id, None, self._exchange.ending(key), fallback=not in_time)
+            self.exchange.end(key, "clicked" if feedback.clicked else "exhausted")
+            return Answer(feedback.session_id, None, self.exchange.ending(key), fallback=not in_time)
         if known is not None and (current := self._current(key, known)).decision is None:
             return current
-        following = await self._exchange.decision(key, feedback.position + 1, deadline)
+        following = await self.exchange.decision(key, feedback.position + 1, deadline)
         if following is not None:
             return self._current(key, following)
         await _acknowledged(sent, 0.0)
@@ -159,7 +154,7 @@ class KafkaAdService:
     async def session(self, session_id: str) -> Answer | None:
         """Return the current decision of a session that this gateway has seen."""
         key = session_id.encode()
-        known = self._exchange.known(key)
+        known = self.exchange.known(key)
         return None if known is None else self._current(key, known)
 
     def _current(self, key: bytes, known: Known) -> Answer:
@@ -167,16 +162,16 @@ class KafkaAdService:
         session_id, timeout = decision.session_id, self._planner().parameters.settings.session_timeout
         if not decision.slate:
             return Answer(session_id, None, "empty")
-        if (ending := self._exchange.ending(key)) is not None:
+        if (ending := self.exchange.ending(key)) is not None:
             return Answer(session_id, None, ending)
         if self._clock() > decision.arrived_at + timeout:
             return Answer(session_id, None, "expired")
         return Answer(session_id, known.value)
 
     def _planner(self) -> SlatePlanner:
-        if self._model.planner is None:
+        if self.planner is None:
             raise UnavailableError("no parameters are published yet: a worker has to run")
-        return self._model.planner
+        return self.planner
 
 
 def _last(decision: Decision) -> int:
