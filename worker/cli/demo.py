@@ -11,7 +11,7 @@ from pathlib import Path
 from worker.bandit.additive import AdditiveModel
 from worker.cli.options.learning import SEED, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, port
-from worker.console import check_writable, note, say, stops_on_signals, write_json
+from worker.console import note, say, stops_on_signals, write_json
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
@@ -53,7 +53,6 @@ def run(options: argparse.Namespace) -> int:
 
     settings = filled(DemoSettings, options)
     page = None if options.report == NO_REPORT else options.report
-    check_writable(options.json, options.record, page)
     began = time.perf_counter()
     metrics = Metrics()
     metrics.learning(here=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.console import check_writable, progress, write_result
+from worker.console import progress, write_result
 from worker.errors import FailedError, InputError
 from worker.logs.findings import Findings
 from worker.logs.obp import ObpTable
@@ -29,7 +29,6 @@ def run(options: argparse.Namespace) -> int:
     """Write the table."""
     if options.output is None:
         raise InputError("--output FILE is missing: the table to write")
-    check_writable(options.output, options.json)
     stage = partial(progress, unit="lines")
     with read_log(options.file, Findings(), topics=Topics(options.prefix), stage=stage) as log:
         table = ObpTable(log)

@@ -19,7 +19,8 @@ from worker.errors import AdcascadeError, InputError
 from worker.runtime.process import run_child
 
 #: Options that name files to read, and files to write.
-READ, WRITTEN = ("log", "file", "parameters", "catalog", "config"), ("json", "html", "output")
+READ = ("log", "file", "parameters", "catalog", "config")
+WRITTEN = ("json", "html", "output", "plot", "record", "report", "write_arms")
 
 #: Commands by name with their one-line summaries; each lives in `worker.cli.<name>` as `COMMAND` and is imported
 #: only when called, so that `--help` is quick.
@@ -79,7 +80,9 @@ def _run(arguments: list[str]) -> int:
     parsed = build_parser(command, f"adcascade {command.name}").parse_args(arguments[1:])
     options = resolve(parsed, load_all=lambda: [load(name) for name in COMMANDS])
     options.arguments = tuple(arguments[1:])
-    check_writable(getattr(options, "json", None))
+    check_writable(*(getattr(options, name, None) for name in WRITTEN))
+    if getattr(options, "html", None) == "-":
+        raise InputError("--html needs the name of a file")
     read, written = (_paths(options, names) for names in (READ, WRITTEN))
     if both := read & written:
         raise InputError(f"{both.pop()} is named twice: an output needs another file")

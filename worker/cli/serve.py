@@ -10,7 +10,6 @@ from worker.cli.options.learning import LEARNING, LIMITS
 from worker.cli.options.parser import CommandSpec, Option
 from worker.cli.options.process import HTTP, PROCESS, STARTING, http_settings, process_settings
 from worker.cli.options.times import seconds_option, time_option
-from worker.console import check_writable
 from worker.errors import InputError
 from worker.serve.store import ServeSettings
 
@@ -51,7 +50,6 @@ def read(options: argparse.Namespace) -> ServeSettings:
 
 def run(options: argparse.Namespace) -> int:
     """Check the options, then serve until a signal or a failure."""
-    check_writable(options.record)
     settings = read(options)
 
     # aiohttp takes a while to import; --help and wrong options need not wait for it.

@@ -11,7 +11,7 @@ from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.learning import SEED, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, number, port
 from worker.cli.options.times import duration_range, time_option
-from worker.console import check_writable, note, stops_on_signals, write_result
+from worker.console import note, stops_on_signals, write_result
 from worker.errors import InputError
 from worker.http.pages import operations
 from worker.kafka.connection import Connection
@@ -58,7 +58,6 @@ OPTIONS = (
 def run(options: argparse.Namespace) -> int:
     """Write the arms, or run the traffic to its end and print a summary."""
     settings = filled(TrafficSettings, options, look=options.look or DEFAULTS.look)
-    check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
         _write_arms(settings, options.write_arms)
         return 0
