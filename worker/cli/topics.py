@@ -30,11 +30,11 @@ OPTIONS = (
 )
 
 
-def _run(options: argparse.Namespace, action: str) -> int:
+def _run(options: argparse.Namespace, *, create: bool) -> int:
     from worker.kafka import topics
 
-    act = {"create": topics.create, "check": topics.check}[action]
-    findings = act(connection(options), Topics(options.prefix), filled(topics.TopicLayout, options))
+    layout = filled(topics.TopicLayout, options)
+    findings = topics.check(connection(options), Topics(options.prefix), layout, create=create)
     right = all(finding.state in ("right", "created") for finding in findings)
     rows = [[finding.topic, finding.partitions or "–", finding.replicas or "–", finding.state] for finding in findings]
     lines = [f"{finding.topic}: {difference}" for finding in findings for difference in finding.differences]
@@ -73,14 +73,14 @@ COMMAND = CommandSpec(
                 "adcascade topics create --broker kafka:9092 --partitions 24 --replication 3 --retention 3d",
             ),
             options=(*OPTIONS, *CONNECTION, JSON),
-            run=partial(_run, action="create"),
+            run=partial(_run, create=True),
         ),
         CommandSpec(
             name="check",
             summary="Compare the topics with what the workers need; exit 1 if they differ.",
             examples=("adcascade topics check", "adcascade topics check --partitions 12 --json -"),
             options=(*OPTIONS, *CONNECTION, JSON),
-            run=partial(_run, action="check"),
+            run=partial(_run, create=False),
         ),
         CommandSpec(
             name="import",

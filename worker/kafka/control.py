@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from worker.console import progress
 from worker.errors import FailedError, InputError
-from worker.kafka.clients import TopicReader, append, partition_counts, readable_errors
+from worker.kafka.clients import (
+    REQUEST_TIMEOUT,
+    TopicReader,
+    durable_producer,
+    partition_counts,
+    readable_errors,
+    write,
+)
 from worker.kafka.connection import Connection
 from worker.kafka.history import HistoryReader
 from worker.kafka.parameters import decoded, published_versions
-from worker.kafka.topics import LARGE_BYTES
 from worker.stream.catalogue import Refusal, carry_out
 from worker.stream.events import Order, Tag, encode_event
 from worker.stream.history import KeptVersion, tags
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
+from worker.stream.version_sizes import VERSION_BYTES
 
 _PAUSE = 0.1  # seconds between two polls of the parameters
 _OVERHEAD = 1024  # bytes of a batch in addition to its only record, generously
@@ -98,9 +105,10 @@ class KafkaControl:
     def _answered(self, event: Order, look: Callable[[int], Parameters | None]) -> Parameters:
         """Append an order; return what `look`, called with its offset, finds within the timeout."""
         value = encode_event(event)
-        if len(value) > LARGE_BYTES - _OVERHEAD:
+        if len(value) > VERSION_BYTES - _OVERHEAD:
             raise InputError(f"the order has {len(value):,} bytes, more than {self._names.journal} takes")
-        offset = append(self._connection, self._names.journal, value)
+        with closing(durable_producer(self._connection, message_timeout_ms=int(1000 * REQUEST_TIMEOUT))) as producer:
+            offset = write(producer, self._names.journal, value).offset()
         deadline = time.monotonic() + self._timeout
         with progress("waiting for the learner", None):
             while time.monotonic() < deadline:
