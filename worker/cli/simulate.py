@@ -45,16 +45,8 @@ OPTIONS = (
     ),
     count("levels", "values of the category in categories (default: 50)", least=2),
     Option("noise", "a category that does not matter, in categories", flag=True),
-    Option(
-        "reported",
-        "probability that a pass is reported, in silent (default: 0.5)",
-        parse=number(above=0, most=1),
-    ),
-    Option(
-        "change",
-        "part of the world that changes at half time in drift (default: tastes)",
-        choices=CHANGES,
-    ),
+    Option("reported", "probability that a pass is reported, in silent (default: 0.5)", parse=number(above=0, most=1)),
+    Option("change", "part of the world that changes at half time in drift (default: tastes)", choices=CHANGES),
     Option(
         "interaction",
         "standard deviation of what products of numbers add to the log-odds, in interactions (default: 1)",
@@ -64,9 +56,7 @@ OPTIONS = (
     count("pairs", "pairs of numbers that matter together, in interactions (default: all)"),
     Option("model", "click model of the learner", choices=tuple(MODELS), default=DEFAULTS.model),
     Option(
-        "intercept",
-        "shared intercept of the additive model (default: on, except with the estimator paper)",
-        flag=True,
+        "intercept", "shared intercept of the additive model (default: on, except with the estimator paper)", flag=True
     ),
     Option(
         "answers",

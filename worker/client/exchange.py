@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -98,11 +98,9 @@ class Exchange:
         self.seconds = seconds
         self._sessions: dict[bytes, _Session] = {}  # in the order in which they became known
         self._unacknowledged: set[asyncio.Future[None]] = set()
-        self._clock: Callable[[], float] = lambda: 0.0
 
     async def start(self) -> None:
         """Connect."""
-        self._clock = asyncio.get_running_loop().time
         await self.transport.start(self.receive)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -238,7 +236,7 @@ class Exchange:
 
     def _add(self, key: bytes) -> _Session:
         """Remember a session from now on, and forget those that are too old or too many."""
-        sessions, now = self._sessions, self._clock()
+        sessions, now = self._sessions, asyncio.get_running_loop().time()
         while sessions:
             oldest = next(iter(sessions))
             session = sessions[oldest]

@@ -162,9 +162,9 @@ def check(connection: Connection, names: Topics, layout: TopicLayout, *, create:
             replicas = layout.replication or min(MOST_REPLICAS, brokers)
             _create(admin, new_topics(missing, replicas))
             wait_for_topics(admin, [topic.name for topic in missing])
-        for topic in missing:
-            made = Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
-            created[topic.name] = made
+            for topic in missing:
+                made = Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
+                created[topic.name] = made
     return [created.get(topic.name) or _compare(topic, found, layout.replication) for topic in wanted]
 
 

@@ -311,7 +311,9 @@ def run_all(settings: ExperimentSettings, tasks: Sequence[ExperimentTask], *, jo
     # Spawned, not forked: a fork would copy locked locks of other threads. The children take the number of BLAS threads
     # from the environment when they import numpy.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt) as pool:
+    # Ctrl-C reaches the whole process group; the parent alone reports it and stops the pool.
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(jobs, context, initializer=signal.signal, initargs=ignored) as pool:
         try:
             for future in as_completed([pool.submit(run_task, settings, task) for task in tasks]):
                 yield future.result()
@@ -319,8 +321,3 @@ def run_all(settings: ExperimentSettings, tasks: Sequence[ExperimentTask], *, jo
             raise FailedError("a process of the experiment died, perhaps out of memory; try fewer --jobs") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _ignore_interrupt() -> None:
-    # Ctrl-C reaches the whole process group; the parent alone reports it and stops the pool.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
