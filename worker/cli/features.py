@@ -1,7 +1,5 @@
 """`adcascade features`: change the declared features of a model that runs."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

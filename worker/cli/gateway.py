@@ -1,7 +1,5 @@
 """`adcascade gateway`: HTTP in front of Kafka."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 

@@ -1,7 +1,5 @@
 """`adcascade serve`: real traffic over HTTP on one machine, without Kafka."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`adcascade worker`: serve and learn on Kafka."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import fields
 from typing import Any
