@@ -51,21 +51,21 @@ async def run_gateway(settings: GatewaySettings) -> None:
     )
     registry = CollectorRegistry(auto_describe=False)
     registry.register(GatewayMetrics(service))
-    await service.exchange.start()
-    following = asyncio.create_task(VersionReader(connection, topics, service.take).run())
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    try:
-        with stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+    with stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+        await service.exchange.start()
+        following = asyncio.create_task(VersionReader(connection, topics, service.take).run())
+        try:
             async with http_server(service, settings.http, registry=registry) as url:
                 brokers = ",".join(connection.servers)
                 message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
                 log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})
                 await stop.wait()
                 log.info("the gateway ends")
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-        await transport.stop()
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+            await transport.stop()
 
 
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
