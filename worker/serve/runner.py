@@ -145,11 +145,6 @@ class ServeRunner:
         self._has_work.set()
         return waiting.future
 
-    @property
-    def journal_end(self) -> int:
-        """The next offset of the journal."""
-        return self._store.journal_end
-
     def now(self) -> int:
         """Return the time, which never goes back."""
         self._store.time = max(self._store.time, self._clock())

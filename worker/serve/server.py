@@ -52,7 +52,7 @@ class Server:
     """The parts of a server."""
 
     def __init__(self, settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
-        self._settings = settings
+        self._settings, self._store = settings, store
         self._metrics = Metrics()
         versions = Versions(history[0])
         for parameters in history[1:]:
@@ -101,7 +101,7 @@ class Server:
         if self._runner.failure is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_END_PATIENCE):
-                    await self._desk.learned(self._runner.journal_end)
+                    await self._desk.learned(self._store.journal_end)
 
     # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -30,7 +30,6 @@ from worker.stream.decoding import decode_decision
 from worker.stream.events import Decision
 from worker.stream.parameters import Parameters
 from worker.stream.settings import SETTINGS, LearningSettings
-from worker.stream.topology import Tally
 
 TICK = 1_000  # milliseconds of event time per step
 
@@ -187,14 +186,9 @@ class Demo:
         return sum(task.parked for task in self.embedded.tasks)
 
     @property
-    def tally(self) -> Tally:
-        """Counts since the start of the run."""
-        return self.embedded.tally
-
-    @property
     def dead_letters(self) -> dict[str, int]:
         """Dead letters by reason, the most frequent first."""
-        return dict(sorted(self.tally.dead.items(), key=lambda item: (-item[1], item[0])))
+        return dict(sorted(self.embedded.tally.dead.items(), key=lambda item: (-item[1], item[0])))
 
 
 # ── the same users, served by the additive model ─────────────────────────────────────────────────────────────────────

@@ -30,7 +30,7 @@ def summary(demo: Demo, other: FinishedRun | None = None) -> dict[str, Any]:
     additive : the shares of the run with the additive model, None if there is none
     """
     parts = _parts(demo.rows)
-    whole, tally, budget = parts[2], demo.tally, has_budget(demo)
+    whole, tally, budget = parts[2], demo.embedded.tally, has_budget(demo)
     off = tally.imbalances(demo.open_sessions, demo.parked)
     return {
         "sessions": whole.worth.sessions,
