@@ -163,7 +163,7 @@ def test_brokers_are_separated_by_commas() -> None:
         (HttpSettings, "serve", ("keys", "allowed_hosts", "request_timeout")),
         (DemoSettings, "demo", FIXED_IN_DEMO),
         (ExperimentSettings, "simulate", ()),
-        (TrafficSettings, "traffic", ()),
+        (TrafficSettings, "traffic", ("leaving", "transit", "disordered")),
     ],
 )
 def test_every_setting_is_an_option_of_the_same_name(kind: Any, command: str, others: tuple[str, ...]) -> None:

@@ -52,4 +52,4 @@ def true_value(demo: Demo, assembled: Assembled) -> float:
     for h in range(slates.shape[1] - 1, -1, -1):
         missed = (1 - chances[:, h]) * stay[slates[:, h]] * value
         value = (1 - habits.leaving) * (chances[:, h] * demo.world.rewards[slates[:, h]] + missed)
-    return (1 - habits.silent) * float(value.mean())
+    return (1 - habits.silence) * float(value.mean())

@@ -30,7 +30,7 @@ from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Tally
 
-UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.2, prefetching=0.4)
+UNTIDY = Habits(silence=0.1, leaving=0.05, disordered=0.3, duplicates=0.3, poison=0.2, prefetching=0.4)
 
 
 def run(metrics: Metrics, *, episodes: int = 3, steps: int | None = None) -> Demo:

@@ -16,7 +16,7 @@ from worker.simulation.worth import tenths
 from worker.stream.events import ArmChange
 
 SMALL = DemoSettings(users=40, episodes=6)
-UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.2, prefetching=0.4)
+UNTIDY = Habits(silence=0.1, leaving=0.05, disordered=0.3, duplicates=0.3, poison=0.2, prefetching=0.4)
 
 
 def finish(demo: Demo) -> Demo:

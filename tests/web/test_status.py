@@ -33,7 +33,7 @@ from worker.stream.troubles import TROUBLES
 from worker.web.figures import MOST_ARMS, lately, positions, top_arms
 from worker.web.status import FILES, MOST_LAG, problems, status_routes
 
-UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.05, prefetching=0.4)
+UNTIDY = Habits(silence=0.1, leaving=0.05, disordered=0.3, duplicates=0.3, poison=0.05, prefetching=0.4)
 
 
 @pytest.fixture(scope="module")
