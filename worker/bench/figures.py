@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -42,11 +41,6 @@ class Figure:
         if self.least is not None:
             return self.value >= self.least
         return None if self.most is None else self.value <= self.most
-
-    def record(self) -> dict[str, Any]:
-        """Return the figure as it is written to JSON."""
-        target = {"least": self.least, "most": self.most, "met": self.met}
-        return {"name": self.name, "value": self.value, "unit": self.unit, **target, "detail": self.detail}
 
 
 def fastest(work: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
