@@ -50,7 +50,8 @@ class KafkaAdService:
     def __init__(self, exchange: Exchange, limits: Limits, *, clock: Callable[[], int] = wall_clock) -> None:
         self.exchange, self._limits, self._clock = exchange, limits, clock
         self.late_feedback = 0
-        self.planner: SlatePlanner | None = None
+        #: The planner of the newest version; None before the first.
+        self._newest: SlatePlanner | None = None
         #: Encodes named contexts; the names before the last change of features are understood as well.
         self._encoder: ContextEncoder | None = None
 
@@ -59,7 +60,7 @@ class KafkaAdService:
     @property
     def version(self) -> int:
         """The newest version, -1 before the first."""
-        return -1 if self.planner is None else self.planner.parameters.version
+        return -1 if self._newest is None else self._newest.parameters.version
 
     def take(self, records: Iterable[Received]) -> None:
         """Take records of the parameters topic; those that cannot be read are for the workers to report."""
@@ -69,12 +70,12 @@ class KafkaAdService:
 
     def adopt(self, parameters: Parameters) -> None:
         """Use a version if it is newer than the present one, or the same from a newer position, with its accounts."""
-        known = None if self.planner is None else self.planner.parameters
+        known = None if self._newest is None else self._newest.parameters
         if known is None or parameters.version > known.version:
-            self.planner, self._encoder = SlatePlanner(parameters), encoder_of(parameters, [parameters])
+            self._newest, self._encoder = SlatePlanner(parameters), encoder_of(parameters, [parameters])
             self.exchange.seconds = parameters.settings.grace / 1000 + LONGER
-        elif self.planner and parameters.sha256 == known.sha256 and parameters.journal_offset > known.journal_offset:
-            self.planner.parameters = parameters
+        elif self._newest and parameters.sha256 == known.sha256 and parameters.journal_offset > known.journal_offset:
+            self._newest.parameters = parameters
 
     def newest(self) -> Parameters:
         """Return the newest version that is published."""
@@ -82,7 +83,7 @@ class KafkaAdService:
 
     def ready(self) -> str | None:
         """Return why no requests can be answered."""
-        if self.planner is None:
+        if self._newest is None:
             return "no parameters are published yet: a worker has to run"
         return self.exchange.transport.trouble
 
@@ -167,9 +168,9 @@ class KafkaAdService:
         return Answer(session_id, known.value)
 
     def _planner(self) -> SlatePlanner:
-        if self.planner is None:
+        if self._newest is None:
             raise UnavailableError("no parameters are published yet: a worker has to run")
-        return self.planner
+        return self._newest
 
 
 def _last(decision: Decision) -> int:
