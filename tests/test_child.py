@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import worker
-from worker.runtime.child import command, environment
+from worker.runtime.process import command, environment
 
 CHILD = """
-from worker.runtime.child import report, run_child
+from worker.runtime.process import report, run_child
 def work():
     while True:
         report([{value}])

@@ -1,7 +1,5 @@
 """A value that does not show itself."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 

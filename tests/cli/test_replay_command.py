@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from worker.simulation.reporting import flag
+from worker.cli.options.parser import flag
 
 from ..golden.recording import ARMS, FACTS, GOLDEN, SETTINGS
 from ..replay.logs import Document, change, lines_of, of, version, write

@@ -25,6 +25,11 @@ from worker.stream.decoding import Limits
 from worker.stream.settings import LearningSettings
 
 PASSWORD = "hush-hush-hush"
+#: Settings of learning that the demo has, and no option for.
+FIXED_IN_DEMO = (
+    *("epsilon", "estimator", "features", "forgetting", "guardrail_sessions", "horizon_episodes", "lateness"),
+    *("max_loss", "order", "salt", "session_timeout", "spread", "unanswered", "warmup", "window"),
+)
 
 
 def resolved(*arguments: str, command: str = "worker", **environment: str) -> Any:
@@ -156,9 +161,9 @@ def test_brokers_are_separated_by_commas() -> None:
         ),
         (Limits, "worker", ("max_ahead_ms", "max_behind_ms", "max_session_id", "max_arm_id")),
         (HttpSettings, "serve", ("keys", "allowed_hosts", "request_timeout")),
-        (DemoSettings, "demo", ()),
+        (DemoSettings, "demo", FIXED_IN_DEMO),
         (ExperimentSettings, "simulate", ()),
-        (TrafficSettings, "traffic", ()),
+        (TrafficSettings, "traffic", ("leaving", "transit", "disordered")),
     ],
 )
 def test_every_setting_is_an_option_of_the_same_name(kind: Any, command: str, others: tuple[str, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,11 @@ from worker.logs.format import LogWriter
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import TIDY, Habits
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chancy(DemoSettings):
-    """A demo that draws a share of its sessions at random; `true_value` takes its contexts, N(0, I), as they are."""
-
-    random_share: float = 0.3
-    epsilon: float = 0.1
-    standardise: bool = False
-
-
-SMALL = Chancy(
+#: A demo that draws a share of its sessions at random; `true_value` takes its contexts, N(0, I), as they are.
+SMALL = DemoSettings(
+    random_share=0.3,
+    epsilon=0.1,
+    standardise=False,
     environment="uniform",
     repeats=True,
     policy="ucbbp",
@@ -58,4 +52,4 @@ def true_value(demo: Demo, assembled: Assembled) -> float:
     for h in range(slates.shape[1] - 1, -1, -1):
         missed = (1 - chances[:, h]) * stay[slates[:, h]] * value
         value = (1 - habits.leaving) * (chances[:, h] * demo.world.rewards[slates[:, h]] + missed)
-    return (1 - habits.silent) * float(value.mean())
+    return (1 - habits.silence) * float(value.mean())

@@ -125,7 +125,7 @@ def test_the_intervals_contain_the_value_of_the_target(demo, log, checked, setti
 def test_the_intervals_are_right_if_users_leave(tmp_path: Path, checked: Callable[..., Evaluation]) -> None:
     """Three in ten users never answer, and one in ten displays is left."""
     path = tmp_path / "log.jsonl"
-    demo = record(path, Habits(silent=0.3, leaving=0.1, prefetching=0.2), random_share=0.6)
+    demo = record(path, Habits(silence=0.3, leaving=0.1, prefetching=0.2), random_share=0.6)
     evaluation = checked(demo, str(path), {"policy": "greedy"}, EVERY)
     for estimate in evaluation.estimates:
         if estimate.revenue is not None:

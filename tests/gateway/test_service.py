@@ -16,7 +16,6 @@ from tests.client.fake import FakeTransport, decision
 from tests.programs import until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
-from worker.gateway.model import PublishedModel
 from worker.gateway.run import GATEWAY_CATALOGUE, GatewayMetrics
 from worker.gateway.service import KafkaAdService
 from worker.http.service import AdRequest, Answer, UnavailableError
@@ -36,9 +35,8 @@ class Gateway:
     def __init__(self, transport: FakeTransport, **settings: Any) -> None:
         self.transport = transport
         self.exchange = Exchange(transport, **{"remember": 100, "seconds": 60, **settings}, others=True)
-        self.model = PublishedModel(lambda _: None)
         self.now = NOW
-        self.service = KafkaAdService(self.exchange, self.model, Limits(), clock=lambda: self.now)
+        self.service = KafkaAdService(self.exchange, Limits(), clock=lambda: self.now)
 
     async def arrive(
         self, session_id: str = "s", context: str = "[1,2]", *, within: float = 20.0, **more: str
@@ -69,7 +67,7 @@ class Gateway:
 @asynccontextmanager
 async def gateway_on(transport: FakeTransport | None = None, **settings: Any) -> AsyncIterator[Gateway]:
     gateway = Gateway(transport or FakeTransport(answers=SLATE), **settings)
-    gateway.model.adopt(parameters())
+    gateway.service.adopt(parameters())
     await gateway.exchange.start()
     yield gateway
 
@@ -286,13 +284,14 @@ async def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() 
 
 
 def test_newer_versions_are_adopted_and_older_ones_and_garbage_are_not() -> None:
-    first, adopted = parameters(), list[int]()
-    model = PublishedModel(lambda version: adopted.append(version.version))
-    assert model.version == -1
+    first, service, adopted = parameters(), Gateway(FakeTransport()).service, list[int]()
+    assert service.version == -1
     versions = [encode_parameters(replace(first, version=number)) for number in (1, 0, 2)]
     for offset, value in enumerate((versions[0], b"no version", None, *versions[1:])):
-        model.take([received(Record(Topics().parameters, 0, offset, 0, b"0", value))])
-    assert (adopted, model.version) == ([1, 2], 2)
+        service.take([received(Record(Topics().parameters, 0, offset, 0, b"0", value))])
+        adopted.append(service.version)
+    assert adopted == [1, 1, 1, 1, 2]
+    assert service.exchange.seconds > first.settings.grace / 1000, "sessions are remembered until they have ended"
 
 
 # ── readiness and metrics ────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,7 +304,7 @@ async def test_it_is_ready_when_parameters_are_published_and_the_brokers_can_be_
     for attempt in (gateway.arrive(), gateway.feedback(1, "cap")):
         with pytest.raises(UnavailableError, match="no parameters"):
             await attempt
-    gateway.model.adopt(parameters())
+    gateway.service.adopt(parameters())
     assert gateway.service.ready() is None
     gateway.transport.trouble = "no broker can be reached"
     assert gateway.service.ready() == "no broker can be reached"
@@ -316,7 +315,7 @@ async def test_the_metrics_are_those_of_the_catalogue_and_count() -> None:
         await gateway.arrive()
         await gateway.feedback(1, "cap", True)
         registry = CollectorRegistry()
-        registry.register(GatewayMetrics(gateway.exchange, gateway.model, gateway.service))
+        registry.register(GatewayMetrics(gateway.service))
         assert {metric.name for metric in registry.collect()} == {
             spec.name.removesuffix("_total") for spec in GATEWAY_CATALOGUE
         }
@@ -333,5 +332,5 @@ async def test_figures_come_with_the_newest_version_also_from_a_newer_position()
     async with gateway_on() as gateway:
         counted = replace(parameters(), accounts=Accounts(total=Sums(sessions=5)), journal_offset=9)
         for version in (counted, replace(counted, accounts=NOTHING, journal_offset=8)):
-            gateway.model.adopt(version)
+            gateway.service.adopt(version)
             assert gateway.service.newest().accounts.total.sessions == 5

@@ -27,8 +27,8 @@ from worker.cli.main import main
 from worker.kafka.clients import END, TopicReader, admin_client, offsets_of, partition_counts
 from worker.kafka.connection import Connection
 from worker.kafka.control import KafkaControl
-from worker.kafka.topics import TopicLayout, create
-from worker.runtime.child import command, environment
+from worker.kafka.topics import TopicLayout, check
+from worker.runtime.process import command, environment
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Topics
 
@@ -210,7 +210,7 @@ class Running:
         pid = self.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
             with suppress(FileNotFoundError):
-                if b"worker.cli.child" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"worker-learner" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return int(child)
         return None
 
@@ -276,7 +276,7 @@ class Fleet(TopicSet):
         self.arguments = [*self.flags, "--group", prefix, "--catalog", str(arms)]
         self.arguments += ["--progress-interval", "100ms", "--member-timeout", "2s", *flags(settings())]
         self.arguments += ["--max-behind", "36500d"]  # the events of these tests are years old
-        create(self.connection, self.names, TopicLayout(partitions=partitions))
+        check(self.connection, self.names, TopicLayout(partitions=partitions), create=True)
 
     def set_clock(self, now: int) -> None:
         """Set the clock of the workers; they must not read half of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from tests.embedded.traffic import ARMS, SECOND, START, arrivals
 from tests.kafka.fleet import CommandLine, Fleet
 from tests.programs import eventually
 from worker.errors import FailedError
-from worker.kafka.clients import append
-from worker.runtime.child import environment
+from worker.kafka.clients import durable_producer, write
+from worker.runtime.process import environment
 from worker.stream import version_sizes
 from worker.stream.events import ArmChange, Import, encode_event
 from worker.stream.settings import Arm
@@ -190,8 +191,9 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     with pytest.raises(FailedError, match="refused: 5 arms of 3 features take up to"):
         fleet.control.order(large)
     journal = fleet.names.journal
-    append(fleet.connection, journal, encode_event(large))
-    append(fleet.connection, journal, encode_event(replaced(large, arm="boom")))
+    with closing(durable_producer(fleet.connection)) as producer:
+        for order in (large, replaced(large, arm="boom")):
+            write(producer, journal, encode_event(order))
     assert fleet.control.order(replaced(large, arm="fits")).arms[-1].arm == "fits"
     eventually(lambda: reported("order-refused") and reported("fold-passed-over"))
     status, text = worker.ask("/readyz")

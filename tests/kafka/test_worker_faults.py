@@ -19,7 +19,7 @@ from tests.kafka.fleet import Fleet, Running
 from tests.kafka.golden import Golden, play
 from tests.programs import eventually
 from worker.kafka.parameters import decoded
-from worker.kafka.topics import TopicLayout, create
+from worker.kafka.topics import TopicLayout, check
 
 pytestmark = pytest.mark.slow
 
@@ -213,7 +213,7 @@ def test_a_worker_goes_on_with_a_broker_that_lost_its_disk_once_the_topics_are_t
         fleet.send(arrivals(20, seconds=1))
         eventually(lambda: len(fleet.answered()) == 20, what="it serves")
         own_broker.lose_disk()
-        create(fleet.connection, fleet.names, TopicLayout(partitions=4))
+        check(fleet.connection, fleet.names, TopicLayout(partitions=4), create=True)
         fleet.send(arrivals(20, seconds=1, seed=1))
         eventually(lambda: len(fleet.answered()) == 20, what="it serves again")
         eventually(lambda: worker.ready and worker.has_version(0), what="it learns again")

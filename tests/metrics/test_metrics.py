@@ -30,7 +30,7 @@ from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Tally
 
-UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.2, prefetching=0.4)
+UNTIDY = Habits(silence=0.1, leaving=0.05, disordered=0.3, duplicates=0.3, poison=0.2, prefetching=0.4)
 
 
 def run(metrics: Metrics, *, episodes: int = 3, steps: int | None = None) -> Demo:
@@ -222,12 +222,12 @@ def test_the_metrics_of_a_run_match_its_windows(ran):
     explored = sum(row.episode.explored for row in rows)
     assert total(metrics, "adcascade_explored_sessions_total") == pytest.approx(explored)
     assert total(metrics, "adcascade_reward_total") == pytest.approx(demo.embedded.tally.reward)
-    assert total(metrics, "adcascade_decisions_total") == demo.tally.decisions.total()
+    assert total(metrics, "adcascade_decisions_total") == demo.embedded.tally.decisions.total()
     assert total(metrics, "adcascade_parameters_version") == demo.parameters.version == len(rows)
     assert total(metrics, "adcascade_parameters_timestamp_seconds") == demo.parameters.made_at / 1000
     assert total(metrics, "adcascade_watermark_timestamp_seconds") == demo.time / 1000
     assert total(metrics, "adcascade_arrival_to_decision_seconds_count") == demo.embedded.tally.opened
-    assert total(metrics, "adcascade_decision_duration_seconds_count") == demo.tally.decisions.total()
+    assert total(metrics, "adcascade_decision_duration_seconds_count") == demo.embedded.tally.decisions.total()
 
 
 def test_without_a_true_model_there_is_no_pseudo_regret():

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from tests.programs import free_port
-from worker.runtime.child import command, environment
+from worker.runtime.process import command, environment
 
 DIM, HORIZON = 2, 3
 ARMS = {"hat": 1.0, "coat": 2.5, "shoe": 1.5, "scarf": 0.7}

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from worker.bandit.arrays import NO_ARM
-from worker.simulation.demo.comparison import additive_run, beside, received_run
 from worker.simulation.demo.ledger import totals
-from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings, additive_run, beside, received_run
 from worker.simulation.demo.summary import heads, summary, summary_rows
 from worker.simulation.users import KINDS, TIDY, Habits, Users
 from worker.simulation.worth import tenths
 from worker.stream.events import ArmChange
 
 SMALL = DemoSettings(users=40, episodes=6)
-UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.2, prefetching=0.4)
+UNTIDY = Habits(silence=0.1, leaving=0.05, disordered=0.3, duplicates=0.3, poison=0.2, prefetching=0.4)
 
 
 def finish(demo: Demo) -> Demo:
@@ -59,8 +58,8 @@ def test_the_accounts_balance_after_every_second_of_an_untidy_run():
     demo = Demo(DemoSettings(users=60, episodes=3), habits=UNTIDY)
     while not demo.finished:
         demo.step()
-        assert set(demo.tally.imbalances(demo.open_sessions, demo.parked).values()) == {0}
-    tally = demo.tally
+        assert set(demo.embedded.tally.imbalances(demo.open_sessions, demo.parked).values()) == {0}
+    tally = demo.embedded.tally
     assert min(tally.repeated, tally.redundant, tally.dead_arrivals, tally.dead_feedback, tally.ended.total()) > 0
 
 

@@ -19,7 +19,7 @@ from worker.bandit.arrays import Floats, sigmoid
 from worker.cli.main import main
 from worker.cli.options.parser import build_parser
 from worker.cli.options.places import resolve
-from worker.cli.options.starting import start_of
+from worker.cli.options.process import start_of
 from worker.cli.serve import COMMAND
 from worker.console import say
 from worker.logs.traces import opening

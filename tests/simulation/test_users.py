@@ -96,7 +96,7 @@ def outcomes(users: Users, indices: Ints, slates: Ints) -> tuple[Ints, Ints]:
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), environment=st.sampled_from(["uniform", "leaving"]), data=st.data())
 def test_answers_step_by_step_are_those_of_the_whole_slate(seed: int, environment: str, data: st.DataObject):
-    habits = Habits(silent=0.2, leaving=0.2, prefetching=0)
+    habits = Habits(silence=0.2, leaving=0.2, prefetching=0)
     users = crowd(seed=seed, rate=12, habits=habits, environment=environment)
     slate_of = st.lists(st.sampled_from((*ARMS, "unknown")), min_size=0, max_size=HORIZON).map(tuple)
     served = {users.session_id(0, index): data.draw(slate_of) for index in range(len(users.cohort(0)))}
@@ -118,7 +118,7 @@ def test_a_position_is_answered_only_once():
 
 
 def test_a_prefetching_client_answers_the_whole_slate_at_once():
-    users = crowd(habits=Habits(prefetching=1, silent=0, leaving=0, duplicated=0, disordered=0))
+    users = crowd(habits=Habits(prefetching=1, silence=0, leaving=0, duplicates=0, disordered=0))
     session_id, slate = users.session_id(0, 0), ("unknown",) * HORIZON
     assert feedback_of(users.answer(decision(session_id, slate), BEGINNING)) == [
         (h, False) for h in range(1, HORIZON + 1)
@@ -159,14 +159,14 @@ def test_of_the_users_who_do_not_click_a_share_answers_by_the_arm():
 
 
 def test_answers_carry_the_token_of_their_display():
-    users = crowd(habits=Habits(prefetching=1, silent=0, leaving=0))
+    users = crowd(habits=Habits(prefetching=1, silence=0, leaving=0))
     records = users.answer(decision(users.session_id(0, 0), ("x", "y"), tokens=("one", "two")), BEGINNING)
     events = [decode_feedback(r.value, limits=Limits(), horizon=HORIZON, timestamp=r.time) for r in records]
     assert {(event.position, event.token) for event in events} == {(1, "one"), (2, "two")}
 
 
 def test_answers_follow_the_decision_and_a_look_at_the_display():
-    users = crowd(rate=100, habits=Habits(silent=0, leaving=0))
+    users = crowd(rate=100, habits=Habits(silence=0, leaving=0))
     for index, arrived_at in enumerate(users.cohort(0).arrived_at):
         for seen_at in (arrived_at, arrived_at + 30_000):
             fresh = crowd(rate=100, habits=users.habits)
@@ -180,7 +180,7 @@ def test_answers_follow_the_decision_and_a_look_at_the_display():
 
 
 def test_some_records_arrive_twice_and_those_of_tidy_users_never():
-    copies = Counter(record.value for record in crowd(rate=1_000, habits=Habits(duplicated=0.1, poison=0)).arrivals(0))
+    copies = Counter(record.value for record in crowd(rate=1_000, habits=Habits(duplicates=0.1, poison=0)).arrivals(0))
     twice = sum(count == 2 for count in copies.values())
     assert set(copies.values()) == {1, 2}
     assert 0.06 < twice / len(copies) < 0.14
@@ -188,11 +188,11 @@ def test_some_records_arrive_twice_and_those_of_tidy_users_never():
 
 
 def test_the_delay_of_records_is_limited():
-    habits = Habits(disordered=1, duplicated=0, poison=0)
+    habits = Habits(disordered=1, duplicates=0, poison=0)
     users = crowd(rate=1_000, habits=habits)
     delays = [
         r.time - decode_arrival(r.value, limits=Limits(), dim=3, timestamp=r.time).occurred_at
         for r in users.arrivals(0)
     ]
-    assert max(delays) <= habits.held_up
-    assert max(delays) > habits.held_up / 2 > habits.transit[1]
+    assert max(delays) <= habits.disorder
+    assert max(delays) > habits.disorder / 2 > habits.transit[1]

@@ -211,7 +211,7 @@ def test_a_version_of_an_older_release_is_refused_with_one_line_that_says_what_t
     old["tastes"] = [2.0]
     for read in (
         decode_parameters,
-        lambda value: decoded([Record("parameters", 0, 7, 0, b"0", value)], refuse_old=True),
+        lambda value: decoded([Record("parameters", 0, 7, 0, b"0", value)]),
     ):
         with pytest.raises(InputError, match=r"made by release 0\.2 or an older one.*\(--prefix\)") as raised:
             read(sealed(old))

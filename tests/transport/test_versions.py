@@ -18,8 +18,7 @@ from tests.embedded.traffic import ARMS, START, settings
 from tests.programs import until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, event
 from worker.errors import FailedError, InputError
-from worker.kafka.parameters import PublishedParameters, UnfitError
-from worker.kafka.versions import VersionReader
+from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader
 from worker.metrics import Metrics
 from worker.runtime.settings import ProcessSettings, different
 from worker.runtime.supervision import Pauses
@@ -40,7 +39,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Kafka in memory, in place of librdkafka."""
     made = Cluster.with_topics(TOPICS)
     monkeypatch.setattr("worker.kafka.clients.Consumer", lambda _: FakeConsumer(made))
-    monkeypatch.setattr("worker.kafka.versions.AdminClient", lambda _: FakeAdmin(made))
+    monkeypatch.setattr("worker.kafka.parameters.AdminClient", lambda _: FakeAdmin(made))
     monkeypatch.setattr(VersionReader, "pauses", Pauses(first=0.001, most=0.001))
     return made
 

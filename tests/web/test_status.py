@@ -33,7 +33,7 @@ from worker.stream.troubles import TROUBLES
 from worker.web.figures import MOST_ARMS, lately, positions, top_arms
 from worker.web.status import FILES, MOST_LAG, problems, status_routes
 
-UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.05, prefetching=0.4)
+UNTIDY = Habits(silence=0.1, leaving=0.05, disordered=0.3, duplicates=0.3, poison=0.05, prefetching=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_document_matches_the_run(ran):
     per_session = [(row.worth.oracle - row.worth.served) / row.worth.sessions for row in demo.rows]
     assert windows["pseudo"] == pytest.approx(per_session, rel=1e-3, abs=1e-9)
     assert shown["parameters"]["budget"] == pytest.approx(exploration_share(demo.parameters), rel=1e-4)
-    assert shown["counters"]["decisions"] == demo.tally.decisions.total()
+    assert shown["counters"]["decisions"] == demo.embedded.tally.decisions.total()
     assert shown["dead"] == demo.dead_letters
     assert shown["parameters"]["version"] == demo.parameters.version
     assert shown["simulated"] is True

@@ -9,8 +9,6 @@ Faust app with Faust's default settings: an agent that gets one record at a time
 `aiohttp` is a plain aiohttp application that reads the body and answers a constant; it prints its URL.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile
@@ -23,7 +21,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from worker.bench.stream import DIM
 from worker.kafka.clients import NO_GROUP
 from worker.kafka.connection import Connection
-from worker.runtime.interpreter import collect_garbage_rarely
+from worker.runtime.process import collect_garbage_rarely
 from worker.stream.decoding import Limits, decode_arrival
 from worker.stream.topology import Topics
 

@@ -4,8 +4,6 @@ Absolute times depend on the machine, so most figures with a target are ratios o
 one run. Time is processor time where that is possible: other processes do not add to it.
 """
 
-from __future__ import annotations
-
 import gc
 import platform
 import time
@@ -13,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from worker.console import table
-from worker.runtime.interpreter import collect_garbage_rarely
+from worker.runtime.process import collect_garbage_rarely
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +41,6 @@ class Figure:
         if self.least is not None:
             return self.value >= self.least
         return None if self.most is None else self.value <= self.most
-
-    def record(self) -> dict[str, Any]:
-        """Return the figure as it is written to JSON."""
-        target = {"least": self.least, "most": self.most, "met": self.met}
-        return {"name": self.name, "value": self.value, "unit": self.unit, **target, "detail": self.detail}
 
 
 def fastest(work: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:

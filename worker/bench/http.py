@@ -10,8 +10,6 @@ server answers. At a rate, requests are due at random times, and the time of an 
 due, whether or not a connection was free.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -34,7 +32,7 @@ from worker.bench.figures import Figure
 from worker.bench.processes import PREFIX, ChildProcess
 from worker.bench.stream import CONTEXTS, DIM, HORIZON, SIZE, environment
 from worker.errors import FailedError
-from worker.runtime import child
+from worker.runtime import process
 
 RATE: Final = 500.0  # requests per second
 ROUNDS: Final = 3
@@ -155,8 +153,8 @@ def precise_loop() -> asyncio.AbstractEventLoop:
 
 def run_load(url: str, seconds: float, rate: float) -> Load:
     """Run the client in a separate process; return what it has seen."""
-    arguments = child.command("worker.bench.http", url, str(seconds), str(rate))
-    ended = subprocess.run(arguments, env=child.environment(), capture_output=True, check=False, timeout=seconds + 60)
+    arguments = process.command("worker.bench.http", url, str(seconds), str(rate))
+    ended = subprocess.run(arguments, env=process.environment(), capture_output=True, check=False, timeout=seconds + 60)
     if ended.returncode:
         raise FailedError(f"the client failed: {ended.stderr.decode(errors='replace')[-500:]}")
     return msgspec.json.decode(ended.stdout, type=Load)

@@ -11,8 +11,6 @@ The topics have a learned version. No window closes and no session expires durin
 version all the time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time
@@ -40,7 +38,7 @@ from worker.client import Client
 from worker.errors import FailedError
 from worker.kafka.clients import END, REQUEST_TIMEOUT, admin_client, durable_producer, offsets_of, write
 from worker.kafka.connection import Connection
-from worker.kafka.topics import TopicLayout, create
+from worker.kafka.topics import TopicLayout, check
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 from worker.stream.version_records import encode_parameters
@@ -205,7 +203,7 @@ def _span(values: Sequence[float]) -> str:
 def new_topics(connection: Connection, partitions: int, parameters: Parameters) -> Iterator[Topics]:
     """Yield new topics with a published version; delete them at the end."""
     names = Topics(f"bench-{uuid.uuid4().hex[:8]}")
-    create(connection, names, TopicLayout(partitions=partitions))
+    check(connection, names, TopicLayout(partitions=partitions), create=True)
     admin = admin_client(connection)
     try:
         with closing(durable_producer(connection)) as producer:

@@ -14,7 +14,7 @@ import worker
 from worker.errors import FailedError, InputError
 from worker.kafka.clients import admin_client, readable_errors
 from worker.kafka.connection import Connection
-from worker.runtime.child import command, environment
+from worker.runtime.process import command, environment
 
 PREFIX: Final = "adcascade-bench-"  # of temporary folders
 START: Final = 300.0  # seconds for a server to start

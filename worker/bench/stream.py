@@ -7,10 +7,8 @@ The learner reads the journal of that run in polls, as in its process. Progress 
 that every session is folded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -41,17 +39,18 @@ POLLED: Final = 2_000  # records sent at once, as from one poll of a consumer
 POLLED_FACTS: Final = 5_000  # the same for the learner
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings(DemoSettings):
-    """A demo whose windows close and whose sessions end within the run."""
-
-    window: int = 10 * SECOND
-    session_timeout: int = 30 * SECOND
-    lateness: int = 2 * SECOND
-    warmup: int = 1
-
-
-PLAYED: Final = StreamSettings(environment="opposite", dim=DIM, arms=ARMS, horizon=HORIZON, users=10 * RATE)
+#: A demo whose windows close and whose sessions end within the run.
+PLAYED: Final = DemoSettings(
+    environment="opposite",
+    dim=DIM,
+    arms=ARMS,
+    horizon=HORIZON,
+    users=10 * RATE,
+    window=10 * SECOND,
+    session_timeout=30 * SECOND,
+    lateness=2 * SECOND,
+    warmup=1,
+)
 SETTINGS: Final = PLAYED.learning()
 #: The learner by itself: windows nearly as long as sessions may last; by default they are equal.
 LEARNED: Final = replace(SETTINGS, window=20 * SECOND)

@@ -1,7 +1,5 @@
 """`adcascade arms`: add, price and retire ads at run time, one by one or by a file."""
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -144,13 +142,11 @@ def sync(options: argparse.Namespace) -> None:
     newest = target.history()[-1]
     wanted = read_arms(options.file, name="FILE", declared=_declared(newest))
     changes = catalogue_difference(newest.arms, wanted)
-    listed = [_document(change) for change in changes]
     same = f"nothing to do: version {newest.version} has the arms of {options.file}"
     shown = _difference(newest, changes, options.file) if changes else same
-    if options.dry_run or not changes:
-        write_result(options.json, {"changes": listed, **version_facts(newest)}, shown, [shown] if changes else [])
-        return
-    publish(options, target, CatalogueChange(changes=changes), listed, shown, "--dry-run shows them")
+    order = CatalogueChange(changes=changes) if changes and not options.dry_run else None
+    listed = [_document(change) for change in changes]
+    publish(options, target, newest, order, changes=listed, shown=shown, hint="--dry-run shows them")
 
 
 def _difference(newest: Parameters, changes: Sequence[ArmEntry], file: str) -> str:

@@ -1,10 +1,9 @@
 """`adcascade bench`: the benchmarks of this machine, as ratios within one run."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from worker.bench.figures import Figure, figures_table, machine, measuring
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
@@ -23,7 +22,7 @@ def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> None
             bar.describe(figure.name)
             bar.advance()
     where = {**machine(), "blas": blas, "blas_threads": 1}
-    record = {"bench": name, "machine": where, "figures": [one.record() for one in figures]}
+    record = {"bench": name, "machine": where, "figures": [asdict(one) | {"met": one.met} for one in figures]}
     title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
     write_result(json, record, f"{title}\n\n{figures_table(figures)}")
 

@@ -1,7 +1,5 @@
 """`adcascade demo`: everything in one process, with simulated users."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time
@@ -11,16 +9,15 @@ from pathlib import Path
 from worker.bandit.additive import AdditiveModel
 from worker.cli.options.learning import SEED, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, port
-from worker.console import check_writable, note, say, stops_on_signals, write_json
+from worker.console import note, say, stops_on_signals, write_json
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
-from worker.simulation.demo.comparison import FinishedRun, beside, received_run
 from worker.simulation.demo.report import can_draw, write_report
-from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings, FinishedRun, beside, received_run
 from worker.simulation.demo.summary import summary, summary_rows
 from worker.simulation.demo.view import REFRESH, live_view
-from worker.simulation.reporting import laid_out
+from worker.simulation.worth import laid_out
 from worker.web.status import status_routes
 
 DEFAULTS = DemoSettings()
@@ -53,9 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from worker.http.server import WebServer
 
     settings = filled(DemoSettings, options)
-    settings.learning()
     page = None if options.report == NO_REPORT else options.report
-    check_writable(options.json, options.record, page)
     began = time.perf_counter()
     metrics = Metrics()
     metrics.learning(here=True)

@@ -1,7 +1,5 @@
 """Reports of `adcascade parameters show`: a version, or one of its ads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """`adcascade evaluate`: the revenue of another policy on a recorded log."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from functools import partial

@@ -1,19 +1,27 @@
 """`adcascade explain`: the reasons for a slate, of a version and a context, or of a session that was served."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from worker.cli.explanation_html import explanation, picture
-from worker.cli.explanation_text import TOP, facts, fields_of, heading, numbers, report, verdict, why_lines
+from worker.cli.explanation import (
+    TOP,
+    explanation,
+    facts,
+    fields_of,
+    heading,
+    numbers,
+    picture,
+    report,
+    verdict,
+    why_lines,
+)
 from worker.cli.options.parser import JSON, CommandSpec, Option, did_you_mean
 from worker.cli.options.source import source
 from worker.cli.options.target import TARGET, control, pick, read_version
-from worker.console import check_writable, read_input, write_file, write_result
+from worker.console import read_input, write_file, write_result
 from worker.errors import InputError, ParametersError
 from worker.replay.one_session import ServedSession, find_session
 from worker.stream.contexts import MISSING
@@ -57,9 +65,6 @@ class Case(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Explain one slate; return 1 if a session planned again is not the recorded one."""
-    check_writable(options.html, options.json)
-    if options.html == "-":
-        raise InputError("--html needs the name of a file")
     case = _session(options) if options.context is None else _given_context(options)
     parameters, reasons, served = case.parameters, case.reasons, case.served
     record = as_json(reasons)

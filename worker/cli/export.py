@@ -1,7 +1,5 @@
 """`adcascade export`: write the sessions of a log as a table for other tools."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 from functools import partial
@@ -9,7 +7,7 @@ from pathlib import Path
 
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.console import check_writable, progress, write_result
+from worker.console import progress, write_result
 from worker.errors import FailedError, InputError
 from worker.logs.findings import Findings
 from worker.logs.obp import ObpTable
@@ -29,7 +27,6 @@ def run(options: argparse.Namespace) -> int:
     """Write the table."""
     if options.output is None:
         raise InputError("--output FILE is missing: the table to write")
-    check_writable(options.output, options.json)
     stage = partial(progress, unit="lines")
     with read_log(options.file, Findings(), topics=Topics(options.prefix), stage=stage) as log:
         table = ObpTable(log)

@@ -1,7 +1,5 @@
 """`adcascade forget`: find what is kept of a person, and delete what can be deleted."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from dataclasses import replace
@@ -9,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worker.cli.options.brokers import SECURITY, connection, topic_names
+from worker.cli.options.brokers import SECURITY, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.source import kind_of_source
 from worker.cli.options.target import PLACE, confirm
@@ -18,6 +16,7 @@ from worker.console import listing, moment, note, progress, write_result
 from worker.erasure.folder import in_folder
 from worker.erasure.person import Person, Place, in_logs
 from worker.errors import InputError
+from worker.stream.topology import Topics
 
 #: Fields of a place in JSON.
 FIELDS = ("name", "records", "first", "last", "until", "deletable", "note")
@@ -73,7 +72,7 @@ def _places(options: argparse.Namespace, person: Person) -> list[Place]:
         return in_folder(Path(options.state), person, stage, keep=options.keep, keep_record=options.keep_record)
     from worker.erasure.topics import in_topics  # with a Kafka client, which takes a while to import
 
-    return in_topics(connection(options), topic_names(options), person, stage, now=time.time_ns() // 1_000_000)
+    return in_topics(connection(options), Topics(options.prefix), person, stage, now=time.time_ns() // 1_000_000)
 
 
 def _table(places: list[dict[str, Any]]) -> str:

@@ -1,18 +1,15 @@
 """`adcascade gateway`: HTTP in front of Kafka."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 
 from worker.cli import log_format
-from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.http import HTTP, http_settings
+from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.learning import LIMITS, limits
 from worker.cli.options.parser import CommandSpec, count, filled
-from worker.cli.worker import LOG
-from worker.console import stops_on_signals
-from worker.runtime.interpreter import collect_garbage_rarely
+from worker.cli.options.process import HTTP, LOG, http_settings
+from worker.runtime.process import collect_garbage_rarely
+from worker.stream.topology import Topics
 
 OPTIONS = (
     *CONNECTION,
@@ -32,20 +29,14 @@ def run(options: argparse.Namespace) -> None:
         GatewaySettings,
         options,
         connection=reached,
-        topics=topic_names(options),
+        topics=Topics(options.prefix),
         http=http_settings(options),
         limits=limits(options),
     )
     check_topics(settings)  # before there is a log, so that an error is one line
     collect_garbage_rarely()  # a search among a hundred thousand remembered sessions takes as long as some answers may
     log_format.configure(format=options.log_format, level=options.log_level, secrets=reached.secrets)
-
-    async def serve() -> None:
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        with stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
-            await run_gateway(settings, stop)
-
-    asyncio.run(serve())
+    asyncio.run(run_gateway(settings))
 
 
 COMMAND = CommandSpec(

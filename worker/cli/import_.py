@@ -1,7 +1,5 @@
 """`adcascade import`: turn a table of displays of another system into a log."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,7 +10,7 @@ from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import declared_ads, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import duration_text, time_span
-from worker.console import check_writable, listing, progress, write_result
+from worker.console import listing, progress, write_result
 from worker.errors import InputError
 from worker.logs.displays import ROLES, RowReader
 from worker.logs.format import check_new
@@ -64,7 +62,6 @@ def run(options: argparse.Namespace) -> int:
     """Import a table; exit 2 at the first bad row."""
     if options.output in (None, "-"):
         raise InputError("--output FILE is missing: the log to write")
-    check_writable(options.output, options.json)
     check_new(options.output)
     columns = {role: getattr(options, f"{role}_column") for role in ROLES}
     settings = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}

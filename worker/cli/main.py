@@ -1,13 +1,12 @@
 """The command line: find the command, resolve its options, turn errors into one line and an exit code."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import keyword
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from worker import __version__
@@ -15,9 +14,11 @@ from worker.cli.options.parser import CommandSpec, build_parser, did_you_mean
 from worker.cli.options.places import resolve
 from worker.console import check_writable
 from worker.errors import AdcascadeError, InputError
+from worker.runtime.process import run_child
 
 #: Options that name files to read, and files to write.
-READ, WRITTEN = ("log", "file", "parameters", "catalog", "config"), ("json", "html", "output")
+READ = ("log", "file", "parameters", "catalog", "config")
+WRITTEN = ("json", "html", "output", "plot", "record", "report", "write_arms")
 
 #: Commands by name with their one-line summaries; each lives in `worker.cli.<name>` as `COMMAND` and is imported
 #: only when called, so that `--help` is quick.
@@ -42,6 +43,8 @@ COMMANDS = {
     "evaluate": "estimate from a recorded log what another policy would have earned",
     "bench": "measure this machine, as ratios within one run",
 }
+#: The learner processes of commands, which the commands start themselves, with their own options and variables.
+LEARNERS = {"worker-learner": "worker.kafka.learner", "serve-learner": "worker.serve.learner"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,15 +72,27 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] in ("-V", "--version"):
         sys.stdout.write(f"adcascade {__version__}\n")
         return 0
+    if arguments[0] in LEARNERS:
+        return run_child(partial(_learn, *arguments))
     command = load(arguments[0])
     parsed = build_parser(command, f"adcascade {command.name}").parse_args(arguments[1:])
     options = resolve(parsed, load_all=lambda: [load(name) for name in COMMANDS])
     options.arguments = tuple(arguments[1:])
-    check_writable(getattr(options, "json", None))
+    check_writable(*(getattr(options, name, None) for name in WRITTEN))
+    if getattr(options, "html", None) == "-":
+        raise InputError("--html needs the name of a file")
     read, written = (_paths(options, names) for names in (READ, WRITTEN))
     if both := read & written:
         raise InputError(f"{both.pop()} is named twice: an output needs another file")
     return int(parsed.command_spec.run(options) or 0)
+
+
+def _learn(learner: str, *arguments: str) -> None:
+    """Run the learner of a command under the command's settings."""
+    name = learner.removesuffix("-learner")
+    options = resolve(build_parser(load(name), f"adcascade {name}").parse_args(arguments))
+    settings = importlib.import_module(f"worker.cli.{name}").read(options)
+    importlib.import_module(LEARNERS[learner]).run_learner(settings)
 
 
 def _paths(options: argparse.Namespace, names: Iterable[str]) -> set[Path]:
@@ -112,7 +127,3 @@ def overview() -> str:
 def _report(error: Exception, code: int) -> int:
     sys.stderr.write(f"adcascade: {' '.join(str(error).split())}\n")
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """`adcascade parameters`: show and tag versions, and order the learner to freeze, to roll back or to import."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -11,7 +9,7 @@ from typing import Any
 from worker.cli.description import describe, profile_document, profile_report, report
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.target import action, control, in_force, pick, pick_or_read, read_version, version_facts
-from worker.console import check_writable, moment, note, table, write_file, write_result
+from worker.console import moment, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.stream.events import TAG_PATTERN, Command, Import, Order, Tag
 from worker.stream.history import tags
@@ -54,7 +52,6 @@ def _show_arm(options: argparse.Namespace, version: Parameters) -> None:
 def export(options: argparse.Namespace) -> None:
     """Write the record of a version, for `import` and `adcascade explain --parameters`."""
     output = options.output
-    check_writable(output)
     record = encode_parameters(pick(control(options), options.version))
     if output == "-":
         sys.stdout.buffer.write(record + b"\n")

@@ -37,39 +37,25 @@ def topic_list(text: str) -> tuple[str, ...]:
     return names
 
 
-def beginning(text: str) -> dict[str, int]:
-    """Return the time at which a `Span` begins; nothing for earliest.
+def edge(name: str, field: str, word: str, help: str) -> Option:
+    """Return the option for an edge of the `Span` that is recorded; `word` stands for that of the topics.
 
-    >>> beginning("1970-01-01T00:00:01Z"), beginning("earliest")
+    >>> option = edge("from", "since", "earliest", "start")
+    >>> option.parse("1970-01-01T00:00:01Z"), option.parse("earliest")
     ({'since': 1000}, {})
     """
-    return {} if text == "earliest" else {"since": timestamp(text, wall_clock())}
 
+    def parse(text: str) -> dict[str, int]:
+        return {} if text == word else {field: timestamp(text, wall_clock())}
 
-def ending(text: str) -> dict[str, int]:
-    """Return the time at which a `Span` ends; nothing for the end of the topics."""
-    return {} if text == "end" else {"until": timestamp(text, wall_clock())}
+    return Option(name, help, parse=parse, metavar="WHERE", default={}, show=lambda _: word)
 
 
 OPTIONS = (
     Option("file", "log to write, a new file; compressed if it ends in .gz; - for standard output", positional=True),
     *CONNECTION,
-    Option(
-        "from",
-        "start: earliest, a time (2026-01-31T12:00:00Z), or an age (10m)",
-        parse=beginning,
-        metavar="WHERE",
-        default={},
-        show=lambda _: "earliest",
-    ),
-    Option(
-        "until",
-        "end: the current end of the topics, or a time, also in the future",
-        parse=ending,
-        metavar="WHERE",
-        default={},
-        show=lambda _: "end",
-    ),
+    edge("from", "since", "earliest", "start: earliest, a time (2026-01-31T12:00:00Z), or an age (10m)"),
+    edge("until", "until", "end", "end: the current end of the topics, or a time, also in the future"),
     Option("live", "recording of new records until Ctrl-C", flag=True, default=False),
     Option(
         "topics", "topics, names without prefix, separated by commas", parse=topic_list, default=TOPICS, metavar="NAMES"

@@ -1,7 +1,5 @@
 """`adcascade replay`: check that a recorded log gives the same decisions and parameters again."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from functools import partial
@@ -12,7 +10,7 @@ from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, check_fixed, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.times import time_span
-from worker.console import check_writable, note, progress, table, write_file, write_result
+from worker.console import note, progress, table, write_file, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
 from worker.replay.report import ReplayReport
@@ -68,7 +66,6 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--catalog is for --relearn: --verify uses the arms of the recorded versions")
     if options.output is not None and not options.relearn:
         raise InputError("--output is for --relearn: --verify makes no version that is not in the log")
-    check_writable(options.output, options.json)
     common: dict[str, Any] = {
         "topics": Topics(options.prefix),
         "skip_bad": options.skip_bad,

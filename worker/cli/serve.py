@@ -1,20 +1,15 @@
 """`adcascade serve`: real traffic over HTTP on one machine, without Kafka."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
 from worker.cli.options.catalog import CATALOG
-from worker.cli.options.http import HTTP, http_settings
 from worker.cli.options.learning import LEARNING, LIMITS
 from worker.cli.options.parser import CommandSpec, Option
-from worker.cli.options.starting import STARTING
+from worker.cli.options.process import HTTP, PROCESS, STARTING, http_settings, process_settings
 from worker.cli.options.times import seconds_option, time_option
-from worker.cli.worker import PROCESS, process_settings
-from worker.console import check_writable
 from worker.errors import InputError
-from worker.serve.settings import ServeSettings
+from worker.serve.store import ServeSettings
 
 DAY = 86_400_000
 
@@ -53,7 +48,6 @@ def read(options: argparse.Namespace) -> ServeSettings:
 
 def run(options: argparse.Namespace) -> int:
     """Check the options, then serve until a signal or a failure."""
-    check_writable(options.record)
     settings = read(options)
 
     # aiohttp takes a while to import; --help and wrong options need not wait for it.

@@ -1,7 +1,5 @@
 """`adcascade simulate`: experiments as in the paper, on simulated worlds."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Sequence
@@ -11,13 +9,12 @@ from typing import Any
 from worker import __version__
 from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, integer, number
-from worker.console import check_writable, note, progress, table, write_file, write_result
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, integer, number
+from worker.console import note, progress, table, write_file, write_result
 from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS
 from worker.simulation.experiment.run import cores, run_all
 from worker.simulation.experiment.settings import AFTER_NEW, ExperimentSettings, Run, last_episodes
 from worker.simulation.plots import check_plot, plot_regret
-from worker.simulation.reporting import flag
 from worker.stream.settings import ANSWERS
 
 DEFAULTS = ExperimentSettings()
@@ -43,44 +40,26 @@ OPTIONS = (
         "better",
         "in newcomers, rare clicks, and so many times those of the best ad for each new one",
         parse=number(above=0),
-        default=None,
     ),
     count("levels", "values of the category in categories (default: 50)", least=2),
-    Option("noise", "a category that does not matter, in categories", flag=True, default=None),
-    Option(
-        "reported",
-        "probability that a pass is reported, in silent (default: 0.5)",
-        parse=number(above=0, most=1),
-        default=None,
-    ),
-    Option(
-        "change",
-        "part of the world that changes at half time in drift (default: tastes)",
-        choices=CHANGES,
-        default=None,
-    ),
+    Option("noise", "a category that does not matter, in categories", flag=True),
+    Option("reported", "probability that a pass is reported, in silent (default: 0.5)", parse=number(above=0, most=1)),
+    Option("change", "part of the world that changes at half time in drift (default: tastes)", choices=CHANGES),
     Option(
         "interaction",
         "standard deviation of what products of numbers add to the log-odds, in interactions (default: 1)",
         parse=number(least=0),
-        default=None,
     ),
-    Option(
-        "crosses", "crosses that the learner is told of, in interactions (default: all)", choices=CROSSES, default=None
-    ),
+    Option("crosses", "crosses that the learner is told of, in interactions (default: all)", choices=CROSSES),
     count("pairs", "pairs of numbers that matter together, in interactions (default: all)"),
     Option("model", "click model of the learner", choices=tuple(MODELS), default=DEFAULTS.model),
     Option(
-        "intercept",
-        "shared intercept of the additive model (default: on, except with the estimator paper)",
-        flag=True,
-        default=None,
+        "intercept", "shared intercept of the additive model (default: on, except with the estimator paper)", flag=True
     ),
     Option(
         "answers",
         "share of users who go on without a click: learned, or all (default: learned where users leave)",
         choices=ANSWERS,
-        default=None,
     ),
     *with_defaults(DEFAULTS, "estimator", "bonus", "spread", "ridge", "forgetting"),
     setting(
@@ -105,7 +84,6 @@ OPTIONS = (
 def run(options: argparse.Namespace) -> None:
     """Make all runs; print a table, write JSON and a plot."""
     settings = filled(ExperimentSettings, options)
-    check_writable(options.json, options.plot)
     if options.plot is not None:
         check_plot(options.plot)
     runs = _make(settings, options.jobs or cores())

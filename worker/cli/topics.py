@@ -1,17 +1,16 @@
 """`adcascade topics`: create the topics, check the existing ones, or import a state folder."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from worker.cli.options.brokers import CONNECTION, connection, topic_names
+from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled
 from worker.cli.options.times import time_option
 from worker.console import table, write_result
 from worker.stream.events import MOST_PARTITIONS
+from worker.stream.topology import Topics
 
 OPTIONS = (
     count(
@@ -29,11 +28,11 @@ OPTIONS = (
 )
 
 
-def _run(options: argparse.Namespace, action: str) -> int:
+def _run(options: argparse.Namespace, *, create: bool) -> int:
     from worker.kafka import topics
 
-    act = {"create": topics.create, "check": topics.check}[action]
-    findings = act(connection(options), topic_names(options), filled(topics.TopicLayout, options))
+    layout = filled(topics.TopicLayout, options)
+    findings = topics.check(connection(options), Topics(options.prefix), layout, create=create)
     right = all(finding.state in ("right", "created") for finding in findings)
     rows = [[finding.topic, finding.partitions or "–", finding.replicas or "–", finding.state] for finding in findings]
     lines = [f"{finding.topic}: {difference}" for finding in findings for difference in finding.differences]
@@ -50,7 +49,7 @@ def import_(options: argparse.Namespace) -> None:
     """Import the state folder of `adcascade serve` into the topics."""
     from worker.serve.moving import move
 
-    moved = move(Path(options.folder), connection(options), topic_names(options))
+    moved = move(Path(options.folder), connection(options), Topics(options.prefix))
     text = (
         f"imported: version {moved.version}, {moved.kept_versions} versions in the history, {moved.sessions} "
         f"sessions, {moved.journal} records of the journal\nStart workers on these topics; `adcascade serve` will not "
@@ -72,14 +71,14 @@ COMMAND = CommandSpec(
                 "adcascade topics create --broker kafka:9092 --partitions 24 --replication 3 --retention 3d",
             ),
             options=(*OPTIONS, *CONNECTION, JSON),
-            run=partial(_run, action="create"),
+            run=partial(_run, create=True),
         ),
         CommandSpec(
             name="check",
             summary="Compare the topics with what the workers need; exit 1 if they differ.",
             examples=("adcascade topics check", "adcascade topics check --partitions 12 --json -"),
             options=(*OPTIONS, *CONNECTION, JSON),
-            run=partial(_run, action="check"),
+            run=partial(_run, create=False),
         ),
         CommandSpec(
             name="import",

@@ -1,24 +1,22 @@
 """`adcascade traffic`: simulated users against Kafka."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import time
 from typing import Any
 
-from worker.cli.options.brokers import CONNECTION, connection, topic_names
+from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.learning import SEED, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, number, port
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, number, port
 from worker.cli.options.times import duration_range, time_option
-from worker.console import check_writable, note, stops_on_signals, write_result
+from worker.console import note, stops_on_signals, write_result
 from worker.errors import InputError
 from worker.http.pages import operations
 from worker.kafka.connection import Connection
-from worker.runtime.interpreter import collect_garbage_rarely
-from worker.simulation.reporting import flag, laid_out
+from worker.runtime.process import collect_garbage_rarely
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
 from worker.simulation.traffic.report import TrafficLines, TrafficMetrics, summary, summary_rows
+from worker.simulation.worth import laid_out
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
@@ -58,13 +56,12 @@ OPTIONS = (
 def run(options: argparse.Namespace) -> int:
     """Write the arms, or run the traffic to its end and print a summary."""
     settings = filled(TrafficSettings, options, look=options.look or DEFAULTS.look)
-    check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
         _write_arms(settings, options.write_arms)
         return 0
     from worker.kafka.parameters import published_versions
 
-    reached, topics = connection(options), topic_names(options)
+    reached, topics = connection(options), Topics(options.prefix)
     versions = published_versions(reached, topics)
     if versions:
         check_fits(settings, versions[-1])

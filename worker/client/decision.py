@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
 from worker.errors import InputError
@@ -82,15 +82,5 @@ class AdDecision:
 
 def from_record(record: DecisionRecord) -> AdDecision:
     """Return the decision of a record of the topic `decisions`."""
-    return AdDecision(
-        session_id=record.session_id,
-        arrived_at=record.arrived_at,
-        position=record.position,
-        slate=record.slate,
-        origin="worker",
-        mode=record.mode,
-        propensity=record.propensity,
-        value=record.value,
-        parameters_version=record.parameters_version,
-        tokens=record.tokens,
-    )
+    shared = {f.name: getattr(record, f.name) for f in fields(AdDecision) if f.name != "origin"}
+    return AdDecision(origin="worker", **shared)

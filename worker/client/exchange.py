@@ -13,11 +13,9 @@ Rules that hold in this file:
 Deadlines are times of the event loop's clock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -98,11 +96,9 @@ class Exchange:
         self.seconds = seconds
         self._sessions: dict[bytes, _Session] = {}  # in the order in which they became known
         self._unacknowledged: set[asyncio.Future[None]] = set()
-        self._clock: Callable[[], float] = lambda: 0.0
 
     async def start(self) -> None:
         """Connect."""
-        self._clock = asyncio.get_running_loop().time
         await self.transport.start(self.receive)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -112,7 +108,9 @@ class Exchange:
 
         `request` is the part of the record that a repetition must share. Raises `Rejected` if it differs.
         """
-        session = self._find(record.key, request) or self._add(record.key)
+        session = self._sessions.get(record.key) or self._add(record.key)
+        if session.request not in (None, request):
+            raise Rejected("session-reused", REUSED)
         if session.known is not None:
             return session.known
         if session.arrival is None:
@@ -159,12 +157,6 @@ class Exchange:
         """Return how a session ended; None if it has not, or if that is not known here."""
         session = self._sessions.get(key)
         return None if session is None else session.ending
-
-    def _find(self, key: bytes, request: bytes) -> _Session | None:
-        session = self._sessions.get(key)
-        if session is not None and session.request is not None and session.request != request:
-            raise Rejected("session-reused", REUSED)
-        return session
 
     # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -242,7 +234,7 @@ class Exchange:
 
     def _add(self, key: bytes) -> _Session:
         """Remember a session from now on, and forget those that are too old or too many."""
-        sessions, now = self._sessions, self._clock()
+        sessions, now = self._sessions, asyncio.get_running_loop().time()
         while sessions:
             oldest = next(iter(sessions))
             session = sessions[oldest]

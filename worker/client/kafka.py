@@ -10,18 +10,15 @@ Rules that hold here:
   of times. So the producer is not idempotent: no failure makes it unusable.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Final, TypeAlias
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from worker.client.transport import Keyed, Receive, UndeliveredError
 from worker.errors import FailedError
@@ -130,7 +127,7 @@ class KafkaTransport:
                 self._names[record.topic],
                 record.value,
                 record.key,
-                on_delivery=partial(self._on_delivery, sent),
+                on_delivery=lambda error, _: self._reports.append((sent, error)),  # in the thread
             )
         except BufferError as error:
             _fail(sent, error)
@@ -181,9 +178,6 @@ class KafkaTransport:
             pause = _PAUSE
         self._producer.poll(pause)
         return []
-
-    def _on_delivery(self, sent: asyncio.Future[None], error: KafkaError | None, _: Message) -> None:
-        self._reports.append((sent, error))
 
     def _in_loop(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed

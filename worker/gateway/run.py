@@ -1,7 +1,5 @@
 """A gateway from its settings to its end, and its metrics, in addition to those of the HTTP interface."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable
@@ -13,21 +11,18 @@ from prometheus_client.core import Metric
 
 from worker.client.exchange import Exchange
 from worker.client.kafka import KafkaTransport
-from worker.gateway.model import PublishedModel
+from worker.console import stops_on_signals
 from worker.gateway.service import KafkaAdService
 from worker.http.server import http_server
 from worker.http.settings import HttpSettings
 from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
-from worker.kafka.versions import VersionReader
+from worker.kafka.parameters import VersionReader
 from worker.metrics.exposition import counter, families, gauge
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
 log = logging.getLogger(__name__)
-
-_LONGER: Final = 5.0  # seconds that a session is remembered beyond its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,36 +42,30 @@ def check_topics(settings: GatewaySettings) -> None:
     partition_counts(settings.connection, topics.parameters, topics.arrivals, topics.clicks, topics.decisions)
 
 
-async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set. Raises `FailedError` if Kafka or the port cannot be used at the start."""
+async def run_gateway(settings: GatewaySettings) -> None:
+    """Serve until a signal. Raises `FailedError` if Kafka or the port cannot be used at the start."""
     connection, topics = settings.connection, settings.topics
-    exchange = Exchange(
-        KafkaTransport(connection, topics),
-        remember=settings.max_remembered_sessions,
-        seconds=60.0,
-        others=True,
+    transport = KafkaTransport(connection, topics)
+    service = KafkaAdService(
+        Exchange(transport, remember=settings.max_remembered_sessions, seconds=60.0, others=True), settings.limits
     )
-
-    def adopt(parameters: Parameters) -> None:
-        exchange.seconds = parameters.settings.grace / 1000 + _LONGER
-
-    model = PublishedModel(adopt)
     registry = CollectorRegistry(auto_describe=False)
-    service = KafkaAdService(exchange, model, settings.limits)
-    registry.register(GatewayMetrics(exchange, model, service))
-    await exchange.start()
-    following = asyncio.create_task(VersionReader(connection, topics, model.take).run())
-    try:
-        async with http_server(service, settings.http, registry=registry) as url:
-            brokers = ",".join(connection.servers)
-            message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
-            log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})
-            await stop.wait()
-            log.info("the gateway ends")
-    finally:
-        following.cancel()
-        await asyncio.wait([following])
-        await exchange.transport.stop()
+    registry.register(GatewayMetrics(service))
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    with stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+        await service.exchange.start()
+        following = asyncio.create_task(VersionReader(connection, topics, service.take).run())
+        try:
+            async with http_server(service, settings.http, registry=registry) as url:
+                brokers = ",".join(connection.servers)
+                message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
+                log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})
+                await stop.wait()
+                log.info("the gateway ends")
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+            await transport.stop()
 
 
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +112,7 @@ GATEWAY_CATALOGUE: Final = (
     gauge(
         "adcascade_gateway_parameters_version",
         "Newest version of the parameters, -1 before the first.",
-        "model.version",
+        "service.version",
     ),
 )
 
@@ -131,8 +120,8 @@ GATEWAY_CATALOGUE: Final = (
 class GatewayMetrics:
     """What the metrics of a gateway are read from."""
 
-    def __init__(self, exchange: Exchange, model: PublishedModel, service: KafkaAdService) -> None:
-        self.exchange, self.counts, self.model, self.service = exchange, exchange.counts, model, service
+    def __init__(self, service: KafkaAdService) -> None:
+        self.service, self.exchange, self.counts = service, service.exchange, service.exchange.counts
 
     def collect(self) -> Iterable[Metric]:
         """Return the series for Prometheus."""

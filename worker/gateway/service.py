@@ -11,41 +11,71 @@ Rules that hold in this file:
   slates never change. Otherwise the answer is the fallback ads, marked as such.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import orjson
+from msgspec import structs
 
 from worker.client.exchange import Exchange, Known
 from worker.client.transport import Keyed
-from worker.gateway.model import PublishedModel
 from worker.http.service import AdRequest, Answer, UnavailableError, fallback_answer
+from worker.kafka.parameters import Received
 from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Limits, Rejected, decode_feedback
-from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.events import Arrival, Decision, Feedback, encode_event
+from worker.stream.feature_changes import encoder_of
+from worker.stream.features import ContextEncoder
 from worker.stream.feedback import NO_TOKEN, contradiction
 from worker.stream.parameters import Parameters
 from worker.stream.reading import judged_arrival
 from worker.stream.slates import SlatePlanner
 
-FALLBACK_SHOWN = (
+#: Seconds that a session is remembered beyond its end.
+LONGER: Final = 5.0
+FALLBACK_SHOWN: Final = (
     "only fallback ads were answered so far, and feedback for them does not count; send the arrival again for the "
     "decision"
 )
 
 
 class KafkaAdService:
-    """Answers requests through the workers; `clock` gives milliseconds since the epoch."""
+    """Answers requests through the workers; `clock` gives milliseconds since the epoch.
 
-    def __init__(
-        self, exchange: Exchange, model: PublishedModel, limits: Limits, *, clock: Callable[[], int] = wall_clock
-    ) -> None:
-        self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
+    The newest version says how records are judged, how long sessions last, and which ads are the fallback.
+    """
+
+    def __init__(self, exchange: Exchange, limits: Limits, *, clock: Callable[[], int] = wall_clock) -> None:
+        self.exchange, self._limits, self._clock = exchange, limits, clock
         self.late_feedback = 0
+        #: The planner of the newest version; None before the first.
+        self._newest: SlatePlanner | None = None
+        #: Encodes named contexts; the names before the last change of features are understood as well.
+        self._encoder: ContextEncoder | None = None
+
+    # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def version(self) -> int:
+        """The newest version, -1 before the first."""
+        return -1 if self._newest is None else self._newest.parameters.version
+
+    def take(self, records: Iterable[Received]) -> None:
+        """Take records of the parameters topic; those that cannot be read are for the workers to report."""
+        for record in records:
+            if record.parameters is not None:
+                self.adopt(record.parameters)
+
+    def adopt(self, parameters: Parameters) -> None:
+        """Use a version if it is newer than the present one, or the same from a newer position, with its accounts."""
+        known = None if self._newest is None else self._newest.parameters
+        if known is None or parameters.version > known.version:
+            self._newest, self._encoder = SlatePlanner(parameters), encoder_of(parameters, [parameters])
+            self.exchange.seconds = parameters.settings.grace / 1000 + LONGER
+        elif self._newest and parameters.sha256 == known.sha256 and parameters.journal_offset > known.journal_offset:
+            self._newest.parameters = parameters
 
     def newest(self) -> Parameters:
         """Return the newest version that is published."""
@@ -53,9 +83,9 @@ class KafkaAdService:
 
     def ready(self) -> str | None:
         """Return why no requests can be answered."""
-        if self._model.planner is None:
+        if self._newest is None:
             return "no parameters are published yet: a worker has to run"
-        return self._exchange.transport.trouble
+        return self.exchange.transport.trouble
 
     # ── arrivals ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -63,13 +93,13 @@ class KafkaAdService:
         """Open a session, or find it."""
         planner, now = self._planner(), self._clock()
         record = request.record(now)
-        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits, self._model.encoder)
+        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits, self._encoder)
         key = arrival.session_id.encode()
         same = orjson.dumps((arrival.context, arrival.exclude))
-        if self._model.encoder is not None:  # as it was sent: its columns may change before it comes again
+        if self._encoder is not None:  # as it was sent: its columns may change before it comes again
             sent = orjson.loads(b"{%b}" % request.members[1:])
             same = orjson.dumps((sent["context"], arrival.exclude), option=orjson.OPT_SORT_KEYS)
-        known = await self._exchange.arrive(Keyed("arrivals", key, record), same, deadline)
+        known = await self.exchange.arrive(Keyed("arrivals", key, record), same, deadline)
         return fallback_answer(planner, arrival) if known is None else self._current(key, known)
 
     # ── feedback ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,25 +108,25 @@ class KafkaAdService:
         """Send a click or a pass; return what follows."""
         planner = self._planner()
         key = request.session_id.encode()
-        known = self._exchange.known(key)
+        known = self.exchange.known(key)
         decision = None if known is None else known.decision()
         record, feedback = self._judged(request, decision, planner)
-        if self._exchange.is_unanswered(key):
+        if self.exchange.is_unanswered(key):
             raise Rejected("arm-mismatch", FALLBACK_SHOWN)
-        sent = self._exchange.report(Keyed("clicks", key, record))
+        sent = self.exchange.report(Keyed("clicks", key, record))
         settings = planner.parameters.settings
         if decision is not None and feedback.occurred_at > decision.arrived_at + settings.session_timeout:
             self.late_feedback += 1
             in_time = await _acknowledged(sent, deadline)  # the workers count it, and report trouble if it is much
-            return Answer(feedback.session_id, None, self._exchange.ending(key) or "expired", fallback=not in_time)
+            return Answer(feedback.session_id, None, self.exchange.ending(key) or "expired", fallback=not in_time)
         last = settings.horizon if decision is None else _last(decision)
         if feedback.clicked or feedback.position >= last:
             in_time = await _acknowledged(sent, deadline)
-            self._exchange.end(key, "clicked" if feedback.clicked else "exhausted")
-            return Answer(feedback.session_id, None, self._exchange.ending(key), fallback=not in_time)
+            self.exchange.end(key, "clicked" if feedback.clicked else "exhausted")
+            return Answer(feedback.session_id, None, self.exchange.ending(key), fallback=not in_time)
         if known is not None and (current := self._current(key, known)).decision is None:
             return current
-        following = await self._exchange.decision(key, feedback.position + 1, deadline)
+        following = await self.exchange.decision(key, feedback.position + 1, deadline)
         if following is not None:
             return self._current(key, following)
         await _acknowledged(sent, 0.0)
@@ -123,7 +153,7 @@ class KafkaAdService:
     async def session(self, session_id: str) -> Answer | None:
         """Return the current decision of a session that this gateway has seen."""
         key = session_id.encode()
-        known = self._exchange.known(key)
+        known = self.exchange.known(key)
         return None if known is None else self._current(key, known)
 
     def _current(self, key: bytes, known: Known) -> Answer:
@@ -131,16 +161,16 @@ class KafkaAdService:
         session_id, timeout = decision.session_id, self._planner().parameters.settings.session_timeout
         if not decision.slate:
             return Answer(session_id, None, "empty")
-        if (ending := self._exchange.ending(key)) is not None:
+        if (ending := self.exchange.ending(key)) is not None:
             return Answer(session_id, None, ending)
         if self._clock() > decision.arrived_at + timeout:
             return Answer(session_id, None, "expired")
         return Answer(session_id, known.value)
 
     def _planner(self) -> SlatePlanner:
-        if self._model.planner is None:
+        if self._newest is None:
             raise UnavailableError("no parameters are published yet: a worker has to run")
-        return self._model.planner
+        return self._newest
 
 
 def _last(decision: Decision) -> int:
@@ -165,16 +195,11 @@ def _check_display(feedback: Feedback, decision: Decision) -> None:
 
 def _from_slate(known: Known, position: int) -> bytes:
     """Return the record of a later position, which no worker has sent yet; its figures are those of the one known."""
-    passed = position - known.position
+    decision, passed = known.decision(), position - known.position
     if passed <= 0:
         return known.value
-    document: dict[str, Any] = orjson.loads(known.value)
-    document["position"] = position
-    document["slate"] = document["slate"][passed:]
-    document["arm"] = document["slate"][0]
-    if "tokens" in document:
-        document["tokens"] = document["tokens"][passed:]
-    return orjson.dumps(document)
+    slate, tokens = decision.slate[passed:], decision.tokens and decision.tokens[passed:]
+    return encode_event(structs.replace(decision, position=position, arm=slate[0], slate=slate, tokens=tokens))
 
 
 async def _acknowledged(sent: asyncio.Future[Any], deadline: float) -> bool:

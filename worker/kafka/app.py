@@ -50,7 +50,6 @@ def worker_app(
     count : the number of partitions of the inputs
     background : coroutines that run while the app does
     """
-    topics = settings.topics
     app = WorkerApp(
         settings.group,
         broker=f"{driver.SCHEME}://{settings.connection.servers[0]}",
@@ -72,7 +71,13 @@ def worker_app(
     )
     app.settings, app.partitions = settings, partitions
     app.background = [learner.run, *background]
+    _declare(app, learner, count)
+    return app
 
+
+def _declare(app: WorkerApp, learner: LearnerProcess, count: int) -> None:
+    """Declare what the app reads: the inputs, for the agent that serves, the session table, and the journal's owner."""
+    topics = app.settings.topics
     # acks=False: Faust's ack happens when an iteration ends, also by an exception, and would lose the poll.
     inputs = app.topic(topics.arrivals, topics.clicks, schema=PollSchema(), acks=False, maxsize=2)
     changelog = app.topic(
@@ -92,7 +97,7 @@ def worker_app(
         """Answer arrivals and join clicks. An event is a poll: the new records of all partitions."""
         async for event in polls.noack().events():
             try:
-                await partitions.handle(event.value)
+                await app.partitions.handle(event.value)
             except Exception as error:
                 app.fail(error)  # an agent that raises would lose the poll and go on with the next one
 
@@ -100,8 +105,6 @@ def worker_app(
     async def elect(sender: Any, /, *assigned: Any, signal: Any = None, **_: Any) -> None:
         """Run the learner where the journal's only partition is assigned."""
         learner.assign(TP(topics.journal, ONLY_PARTITION) in assigned[0])
-
-    return app
 
 
 class WorkerApp(faust.App):

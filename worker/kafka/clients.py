@@ -6,7 +6,7 @@ All of it blocks: commands, the learner process and threads use it. Errors becom
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
@@ -304,10 +304,3 @@ def write(
     if error is not None:
         raise KafkaException(error)
     return message
-
-
-def append(connection: Connection, topic: str, value: bytes) -> int:
-    """Append a record without a key to a topic with one partition; return its offset when all replicas have it."""
-    producer = durable_producer(connection, message_timeout_ms=int(1000 * REQUEST_TIMEOUT))
-    with closing(producer):
-        return int(write(producer, topic, value).offset())

@@ -48,7 +48,7 @@ class Consumer(base.Consumer):
         super().__init__(*args, **kwargs)
         self.settings = self.app.settings
         self._inputs = self.settings.topics.inputs
-        self.flights = Flights(self._on_write_error)
+        self.flights = Flights(lambda error: self.app.fail(FailedError(f"a write was not acknowledged: {error.str()}")))
         #: What is read now: a new generation begins with every rebalance, and with every seek to committed offsets.
         self.generation = 0
         #: Where this generation began to read each input, and where that ended then.
@@ -90,9 +90,6 @@ class Consumer(base.Consumer):
     async def subscribe(self, topics: Iterable[str]) -> None:
         """Join the group."""
         await self._kafka.subscribe(topics)
-
-    def _on_write_error(self, error: KafkaError) -> None:
-        self.app.fail(FailedError(f"a write was not acknowledged: {error.str()}"))
 
     # ── rebalances ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,27 +5,29 @@ that names this record's offset. The effect on the newest version is computed he
 order that would be refused, or would change nothing, is reported immediately and not written.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import closing, contextmanager
 
 from worker.console import progress
 from worker.errors import FailedError, InputError
-from worker.kafka.clients import TopicReader, append, partition_counts, readable_errors
+from worker.kafka.clients import (
+    REQUEST_TIMEOUT,
+    TopicReader,
+    durable_producer,
+    partition_counts,
+    readable_errors,
+    write,
+)
 from worker.kafka.connection import Connection
 from worker.kafka.history import HistoryReader
 from worker.kafka.parameters import decoded, published_versions
-from worker.kafka.topics import LARGE_BYTES
 from worker.stream.catalogue import Refusal, carry_out
 from worker.stream.events import Order, Tag, encode_event
 from worker.stream.history import KeptVersion, tags
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
-
-_T = TypeVar("_T")
+from worker.stream.version_sizes import VERSION_BYTES
 
 _PAUSE = 0.1  # seconds between two polls of the parameters
 _OVERHEAD = 1024  # bytes of a batch in addition to its only record, generously
@@ -75,45 +77,36 @@ class KafkaControl:
         newest = history[-1]
         if isinstance(event, Tag):
             with self._history() as reader:
-                self._send_tag(event, reader)
-            return newest
-        outcome = _expected(newest, event, history)
+                return self._answered(event, lambda _: self._tagged(event, newest, reader))
+        versions = {parameters.version: parameters for parameters in history}
+        outcome = carry_out(newest, event, versions)
         if isinstance(outcome, Refusal):
             raise FailedError(f"refused: {outcome.reason}")
         if outcome is None:
             return newest
-        with readable_errors(self._connection):
-            return self._send(event, newest.version)
-
-    def _append(self, event: Order) -> int:
-        value = encode_event(event)
-        if len(value) > LARGE_BYTES - _OVERHEAD:
-            raise InputError(f"the order has {len(value):,} bytes, more than {self._names.journal} takes")
-        return append(self._connection, self._names.journal, value)
-
-    def _send(self, event: Order, known: int) -> Parameters:
-        start, versions = 0, dict[int, Parameters]()
-        with TopicReader(self._connection) as reader:
+        start = 0
+        with readable_errors(self._connection), TopicReader(self._connection) as reader:
 
             def look(offset: int) -> Parameters | None:
                 nonlocal start
                 records = reader.read_to_end(self._names.parameters, start)
                 start = records[-1].offset + 1 if records else start
                 versions.update({parameters.version: parameters for parameters in decoded(records)})
-                return _answer(versions, event, offset, known)
+                return _answer(versions, event, offset, newest.version)
 
             return self._answered(event, look)
 
-    def _send_tag(self, tag: Tag, reader: TopicReader) -> None:
-        def look(_: int) -> bool | None:
-            self._older.refresh(reader)
-            return True if tags(self._older.slots).get(tag.name) == tag.version else None
+    def _tagged(self, tag: Tag, newest: Parameters, reader: TopicReader) -> Parameters | None:
+        self._older.refresh(reader)
+        return newest if tags(self._older.slots).get(tag.name) == tag.version else None
 
-        self._answered(tag, look)
-
-    def _answered(self, event: Order, look: Callable[[int], _T | None]) -> _T:
+    def _answered(self, event: Order, look: Callable[[int], Parameters | None]) -> Parameters:
         """Append an order; return what `look`, called with its offset, finds within the timeout."""
-        offset = self._append(event)
+        value = encode_event(event)
+        if len(value) > VERSION_BYTES - _OVERHEAD:
+            raise InputError(f"the order has {len(value):,} bytes, more than {self._names.journal} takes")
+        with closing(durable_producer(self._connection, message_timeout_ms=int(1000 * REQUEST_TIMEOUT))) as producer:
+            offset = write(producer, self._names.journal, value).offset()
         deadline = time.monotonic() + self._timeout
         with progress("waiting for the learner", None):
             while time.monotonic() < deadline:
@@ -126,20 +119,16 @@ class KafkaControl:
         )
 
 
-def _expected(newest: Parameters, event: Order, history: list[Parameters]) -> Parameters | Refusal | None:
-    return carry_out(newest, event, {parameters.version: parameters for parameters in history})
-
-
 def _answer(versions: dict[int, Parameters], event: Order, offset: int, known: int) -> Parameters | None:
     """Return the version that the record at `offset` made; raise if the learner has passed it and made none."""
     for parameters in versions.values():
         if parameters.journal_offset == offset and parameters.version > known:
             return parameters
-    newest = versions[max(versions)] if versions else None
-    if newest is None or newest.journal_offset < offset:
+    newest = versions[max(versions)]
+    if newest.journal_offset < offset:
         return None
     # Another order came in between. If its result is the wanted one, that is as good.
-    outcome = _expected(newest, event, [versions[number] for number in sorted(versions)])
+    outcome = carry_out(newest, event, versions)
     if outcome is None:
         return newest
     raise FailedError(

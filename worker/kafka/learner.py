@@ -3,11 +3,9 @@
 The journal is not read through the consumer group, and no offset of it is committed: the newest version carries the
 offset to continue at (`resume_offset`), together with all that was learned up to there.
 
-`worker.runtime.learner_process` starts and kills this process, which reports to it (see `worker.runtime.child`). It
+`worker.runtime.learner_process` starts and kills this process, which reports to it (see `worker.runtime.process`). It
 shares the worker's standard error for its log.
 """
-
-from __future__ import annotations
 
 import logging
 import os
@@ -28,9 +26,8 @@ from worker.kafka.history import HistoryWriter
 from worker.kafka.parameters import PublishedParameters, Received, published_versions
 from worker.kafka.settings import WorkerSettings
 from worker.metrics import Metrics
-from worker.runtime.child import report
-from worker.runtime.interpreter import collect_garbage_rarely
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
+from worker.runtime.process import collect_garbage_rarely, report
 from worker.stream.events import Tag, encode_event
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
@@ -109,7 +106,7 @@ class JournalPublisher:
         while True:
             records = self._next_records(position)
             if records:
-                outcome = learner.handle(map(_journal_record, records))
+                outcome = learner.handle((one.offset(), one.value(), one.timestamp()[1]) for one in records)
                 position = records[-1].offset() + 1
                 self.publish(outcome, learner, position)
             elif monotonic() - self._reported > REPORT_INTERVAL:
@@ -202,7 +199,3 @@ class JournalPublisher:
         if records:
             self._parameters_position = records[-1].offset + 1
             self.published.handle(records)
-
-
-def _journal_record(message: Message) -> tuple[int, bytes | None, int]:
-    return message.offset(), message.value(), message.timestamp()[1]

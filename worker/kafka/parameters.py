@@ -1,26 +1,36 @@
-"""The parameters topic: its versions, of which the last are kept, and those that contradict refused."""
+"""The parameters topic: it is read, the last versions are kept, and those that contradict are refused."""
 
-from __future__ import annotations
-
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from worker.errors import AdcascadeError, FailedError, InputError, OldVersionError, ParametersError
-from worker.kafka.clients import TopicReader, partition_counts, readable_errors
-from worker.kafka.connection import Connection
+from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
+from worker.kafka.connection import Connection, reason_of
 from worker.metrics import Metrics
+from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import check_same_model, other_kind
 from worker.stream.slates import SlatePlanner, prepared
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import KEPT, RoundedError, Versions, check_same, keep, should_publish
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: Milliseconds between a version and its record that show two clocks.
 _ANOTHER_TIME: Final = 86_400_000
+#: Seconds that a read waits for the next version; it returns as soon as there is one.
+_WAIT: Final = 1.0
+#: Seconds until the end of the topic is asked for again.
+_RETRY: Final = 0.2
 
 
 def published_versions(connection: Connection, topics: Topics) -> list[Parameters]:
@@ -28,24 +38,25 @@ def published_versions(connection: Connection, topics: Topics) -> list[Parameter
     partition_counts(connection, topics.parameters)
     kept: dict[int, Parameters] = {}
     with readable_errors(connection), TopicReader(connection) as reader:
-        for parameters in decoded(reader.read_to_end(topics.parameters), refuse_old=True):
+        for parameters in decoded(reader.read_to_end(topics.parameters)):
             kept = keep(kept, parameters)
     return [kept[number] for number in sorted(kept)]
 
 
-def decoded(records: Iterable[Record], *, refuse_old: bool = False) -> list[Parameters]:
+def decoded(records: Iterable[Record]) -> list[Parameters]:
     """Return the versions that can be decoded; workers count and log the others.
 
-    With `refuse_old`, one of an older release is an error: a worker that passed over it would begin afresh.
+    One of an older release is an error: a worker that passed over it would begin afresh.
     """
     versions = []
     for record in records:
         if record.value is not None:
             try:
                 versions.append(decode_parameters(record.value))
-            except ParametersError as error:
-                if refuse_old and isinstance(error, OldVersionError):
-                    raise InputError(f"{record.topic}, offset {record.offset}: {error}") from None
+            except OldVersionError as error:
+                raise InputError(f"{record.topic}, offset {record.offset}: {error}") from None
+            except ParametersError:
+                continue
     return versions
 
 
@@ -203,3 +214,101 @@ def _check_kind(new: Parameters, known: Parameters) -> None:
             f"version {new.version} has {name} {theirs}, version {known.version} has {mine}: "
             "it is of another model, whose writer needs topics of its own (--prefix)"
         )
+
+
+# ── reading, in a thread ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class VersionReader:
+    """Reads the topic in a thread of a worker or a gateway, which decodes, checks and prepares versions for serving.
+
+    A thread is enough: decoding takes milliseconds, and factorising gives the interpreter up. The topic is read from
+    its beginning, outside of any group: Faust's `GlobalTable` recovers in a loop when several workers run
+    (faust-streaming issue 283).
+
+    Parameters
+    ----------
+    take : called in the loop with the next records
+    prepare : makes the planner of a version, in the thread
+    report : called with the reason while the topic cannot be read, and with an empty one when it can
+    """
+
+    #: Between a failure and the next try; never long, because a worker that takes partitions over has to wait for it.
+    pauses = Pauses(most=4.0)
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: Topics,
+        take: Callable[[list[Received]], None],
+        *,
+        prepare: Callable[[Parameters], SlatePlanner | None] = lambda parameters: None,
+        report: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._connection = connection
+        self._place = topics.parameters, ONLY_PARTITION
+        self._take, self._prepare = take, prepare
+        self._report = report
+        self._position, self._has_versions = 0, False
+        self._end: int | None = None  # of the topic, at the last request to catch up; None until it is known
+        self._admin = AdminClient(connection.configuration())
+        self._moved = asyncio.Condition()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="versions")
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything that was there at the last `catch_up` has been read, and at least one version."""
+        return self._end is not None and self._end <= self._position and self._has_versions
+
+    async def catch_up(self) -> None:
+        """Return when everything is read that is in the topic now.
+
+        A worker that takes a partition over has to know the versions that its last owner knew.
+        """
+        self._end = None
+        while self._end is None:
+            try:
+                found = await asyncio.to_thread(offsets_of, self._admin, [self._place], END)
+                self._end = found[self._place]
+            except KafkaException as error:
+                log.warning("the end of the parameters cannot be read: %s; trying again", reason_of(error))
+                await asyncio.sleep(_RETRY)
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.ready)
+
+    async def run(self) -> None:
+        """Read until cancelled; raise `UnfitError` if this worker cannot serve by a version."""
+        try:
+            await keep_running(self._read, self.pauses, self._on_end)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _on_end(self, error: Exception | None, pause: float) -> None:
+        if isinstance(error, AdcascadeError):
+            raise error
+        reason = reason_of(error) if isinstance(error, KafkaException) else repr(error)
+        unexpected = None if isinstance(error, KafkaException) else error
+        log.error("versions are read again in %g s: %s", pause, reason, exc_info=unexpected)
+        self._report(reason)
+        await asyncio.sleep(pause)
+
+    async def _read(self) -> None:
+        reader = await self._do(lambda: TopicReader(self._connection, fetch_wait_max_ms=500))
+        try:
+            reader.read_from({self._place: 0})
+            while True:
+                records = await self._do(lambda: self._poll(reader))
+                self._take(records)
+                self._has_versions |= any(record.parameters is not None for record in records)
+                self._position = reader.positions[self._place]
+                self._report("")
+                async with self._moved:
+                    self._moved.notify_all()
+        finally:
+            await self._do(reader.close)
+
+    async def _do(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def _poll(self, reader: TopicReader) -> list[Received]:  # in the thread
+        return [received(record_of(message), self._prepare) for message in reader.poll(_WAIT)]

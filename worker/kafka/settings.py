@@ -1,7 +1,5 @@
 """The settings of a worker and of its learner process, apart from Faust, which the learner process does not need."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -100,10 +100,13 @@ class ClientThread(threading.Thread):
 
     def subscribe(self, topics: Iterable[str]) -> asyncio.Future[None]:
         """Join the group."""
-        names = list(topics)
+        names, owner = list(topics), self._owner
         return self.call(
             lambda consumer: consumer.subscribe(
-                names, on_assign=self._assigned_by_broker, on_revoke=self._revoked_by_broker, on_lost=self._on_lost
+                names,
+                on_assign=self._on_assign,
+                on_revoke=lambda _, revoked: self._give_up(owner.on_revoked(_tps(revoked))),
+                on_lost=lambda _, lost: self._give_up(owner.on_lost(_tps(lost))),
             )
         )
 
@@ -255,16 +258,10 @@ class ClientThread(threading.Thread):
 
     # ── rebalances, in the thread ────────────────────────────────────────────────────────────────────────────────────
 
-    def _assigned_by_broker(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._positions = {}
         consumer.assign([])
         self._begin(self._owner.on_assigned(_tps(partitions)))
-
-    def _revoked_by_broker(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_up(self._owner.on_revoked(_tps(partitions)))
-
-    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give_up(self._owner.on_lost(_tps(partitions)))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None] | None:
         if self._is_over:

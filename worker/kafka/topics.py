@@ -33,7 +33,6 @@ PATIENCE = 30.0
 
 #: The default of brokers: 1 MiB and the overhead of a batch.
 DEFAULT_BYTES = 1_048_588
-LARGE_BYTES = VERSION_BYTES
 
 # Settings of topics.
 POLICY = "cleanup.policy"
@@ -42,13 +41,12 @@ SIZE = "max.message.bytes"
 TIMESTAMPS = "message.timestamp.type"
 COMPRESSION = "compression.type"
 
-UNCOMPRESSED = "uncompressed"
 #: The broker sets the timestamps of records, so that no client and no worker can set them.
 _BROKER_TIME = {TIMESTAMPS: "LogAppendTime"}
 #: The broker unpacks every batch, and refuses one that is larger than its limit then: a small batch cannot fill the
 #: memory of a worker.
-_UNPACKED = {COMPRESSION: UNCOMPRESSED}
-_COMPACT = {POLICY: "compact", SIZE: str(LARGE_BYTES)}
+_UNPACKED = {COMPRESSION: "uncompressed"}
+_COMPACT = {POLICY: "compact", SIZE: str(VERSION_BYTES)}
 #: Sessions live for minutes, and most versions of the history for an hour. Without early compaction, days of old values
 #: are kept, and read in a recovery.
 _COMPACT_SOON = {**_COMPACT, "segment.ms": str(HOUR), "min.cleanable.dirty.ratio": "0.2"}
@@ -126,7 +124,7 @@ class TopicLayout:
         long = _kept_for(self.journal_retention)
         # If it is trimmed before it is folded, that feedback is lost to the learner. Its timestamps show workers whose
         # clock is wrong.
-        journal = {**long, **_BROKER_TIME, SIZE: str(LARGE_BYTES)}
+        journal = {**long, **_BROKER_TIME, SIZE: str(VERSION_BYTES)}
         return (
             WantedTopic(names.arrivals, partitions, inputs, checked),
             WantedTopic(names.clicks, partitions, inputs, checked),
@@ -151,30 +149,23 @@ class Finding:
     differences: tuple[str, ...] = ()
 
 
-def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
-    """Create the missing topics; compare the others."""
+def check(connection: Connection, names: Topics, layout: TopicLayout, *, create: bool = False) -> list[Finding]:
+    """Compare every topic with its wanted configuration, and `create` those that are missing."""
+    created: dict[str, Finding] = {}
     with readable_errors(connection):
         admin = admin_client(connection)
         found = find_readable(admin, names)
         wanted = layout.topics(names, _partitions(layout, names, found))
-        missing = [topic for topic in wanted if topic.name not in found]
-        replicas = layout.replication or min(MOST_REPLICAS, len(admin.list_topics(timeout=REQUEST_TIMEOUT).brokers))
+        missing = [topic for topic in wanted if create and topic.name not in found]
         if missing:
+            brokers = len(admin.list_topics(timeout=REQUEST_TIMEOUT).brokers)
+            replicas = layout.replication or min(MOST_REPLICAS, brokers)
             _create(admin, new_topics(missing, replicas))
             wait_for_topics(admin, [topic.name for topic in missing])
-    created = {
-        topic.name: Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
-        for topic in missing
-    }
+            for topic in missing:
+                made = Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
+                created[topic.name] = made
     return [created.get(topic.name) or _compare(topic, found, layout.replication) for topic in wanted]
-
-
-def check(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
-    """Compare every topic with its wanted configuration."""
-    with readable_errors(connection):
-        found = find_readable(admin_client(connection), names)
-    wanted = layout.topics(names, _partitions(layout, names, found))
-    return [_compare(topic, found, layout.replication) for topic in wanted]
 
 
 def _partitions(layout: TopicLayout, names: Topics, found: Mapping[str, FoundTopic]) -> int:

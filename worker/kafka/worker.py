@@ -1,7 +1,5 @@
 """A worker on Kafka, from its settings to its end: checks, the parts of the Faust app, the status page."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 
@@ -10,15 +8,14 @@ from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
 from worker.kafka.control import KafkaControl
 from worker.kafka.monitor import WorkerMonitor
-from worker.kafka.parameters import PublishedParameters, published_versions
+from worker.kafka.parameters import PublishedParameters, VersionReader, published_versions
 from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import topics_at_start
-from worker.kafka.versions import VersionReader
 from worker.metrics import CONSUMED, Metrics
-from worker.runtime.interpreter import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.learner_process import LearnerProcess, count_report
+from worker.runtime.process import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.supervision import supervised
 from worker.web.status import status_routes
 

@@ -26,7 +26,7 @@ import msgspec
 
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.child import environment
+from worker.runtime.process import environment
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.decoding import decode_episode
 from worker.stream.events import Tag, encode_event
@@ -107,7 +107,7 @@ class LearnerProcess:
     Parameters
     ----------
     command
-        Its command line (see `worker.runtime.child`).
+        Its command line (see `worker.runtime.process`).
     on_status
         Called with every report.
     troubles

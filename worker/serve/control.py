@@ -4,8 +4,6 @@ A running `adcascade serve` takes orders through a socket in its folder. A comma
 in the journal, and gets a line: the version after it, or what went wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -58,9 +56,8 @@ class OrderDesk:
 
     def __init__(self, runner: ServeRunner) -> None:
         self._runner = runner
-        self._loop = asyncio.get_running_loop()
         self._position = -1
-        self._reported: asyncio.Future[None] = self._loop.create_future()
+        self._reported = asyncio.Event()  # set for a moment: whoever waits then goes on
         self._refused: dict[int, str] = {}  # by offset in the journal, the last ones
 
     async def order(self, order: Order) -> int:
@@ -81,7 +78,7 @@ class OrderDesk:
     async def learned(self, position: int) -> None:
         """Wait until the learner has folded the journal up to an offset, and what it made is kept."""
         while self._position < position:
-            await asyncio.shield(self._reported)
+            await self._reported.wait()
 
     def report(self, position: int, refused: Iterable[tuple[int, str]]) -> None:
         """Note how far the learner has come, and the orders that were refused."""
@@ -89,8 +86,8 @@ class OrderDesk:
         while len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
         self._position = position
-        reported, self._reported = self._reported, self._loop.create_future()
-        reported.set_result(None)
+        self._reported.set()
+        self._reported.clear()
 
     async def listen(self, folder: Path) -> asyncio.Server:
         """Take orders through the socket of a folder. Only this user can connect."""

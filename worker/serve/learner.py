@@ -4,19 +4,17 @@ The serving process is the only writer of the folder: it gets versions, episodes
 (`worker.serve.store`). So this process may end at any time. The next one goes on from the newest version kept.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Final
 
 import msgspec
 
-from worker.runtime.child import report
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
+from worker.runtime.process import report
 from worker.runtime.settings import ProcessSettings
-from worker.serve.settings import ServeSettings
 from worker.serve.state import StateView
+from worker.serve.store import ServeSettings
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import decode_parameters
 from worker.stream.version_records import encode_parameters

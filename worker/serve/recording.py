@@ -14,8 +14,6 @@ Rules that hold in this file:
   log, a catalogue, a log that is ahead because an older copy of the folder was restored.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -74,9 +72,7 @@ class Recording:
 
     def _continue(self) -> None:
         """Append the lines that the last process had kept but not written; raise `InputError` if they do not fit."""
-        stored = self._state.meta(RECORD)
-        known = None if stored is None else msgspec.json.decode(stored, type=LogOnDisk)
-        rest = self._state.log()
+        known, rest = _known(self._state), self._state.log()
         if known is not None and known.length <= self._length <= known.length + len(rest):
             written = self._read(known.length, self._length)
             if self._tail(known.length) == known.tail and rest.startswith(written):
@@ -170,21 +166,23 @@ def _parts(log: Path) -> list[tuple[int, Path]]:
     return sorted((round(time.timestamp() * 1000), file) for time, file in times)
 
 
+def _known(state: StateView) -> LogOnDisk | None:
+    """Return what the folder knows of its log; None if it has none."""
+    stored = state.meta(RECORD)
+    return None if stored is None else msgspec.json.decode(stored, type=LogOnDisk)
+
+
 def recorded(state: StateView) -> list[tuple[int, Path]]:
     """Return the files of the log of a folder with the times of their beginnings, the oldest first; 0: not known."""
-    stored = state.meta(RECORD)
-    if stored is None:
+    if (known := _known(state)) is None or not (log := Path(known.path)).parent.is_dir():
         return []
-    known = msgspec.json.decode(stored, type=LogOnDisk)
-    log = Path(known.path)
-    return [*_parts(log), *([(known.since, log)] if log.exists() else [])] if log.parent.is_dir() else []
+    return [*_parts(log), *([(known.since, log)] if log.exists() else [])]
 
 
 def complete(state: StateFolder) -> None:
     """Append what a kill has kept from the log of a folder that is not served any more, if the log is still there."""
-    stored = state.meta(RECORD)
-    path = None if stored is None else Path(msgspec.json.decode(stored, type=LogOnDisk).path)
-    if path is not None and path.exists() and path.stat().st_size:
+    known = _known(state)
+    if known is not None and (path := Path(known.path)).exists() and path.stat().st_size:
         Recording(path, state).close()
 
 

@@ -13,8 +13,6 @@ Rules that hold in this file:
 - If a batch cannot be committed, memory is ahead of the disk. Then nothing more is answered, and the process ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
@@ -146,11 +144,6 @@ class ServeRunner:
         self._waiting.append(waiting)
         self._has_work.set()
         return waiting.future
-
-    @property
-    def journal_end(self) -> int:
-        """The next offset of the journal."""
-        return self._store.journal_end
 
     def now(self) -> int:
         """Return the time, which never goes back."""

@@ -1,7 +1,5 @@
 """`adcascade serve`, put together: the runner, the learner process, HTTP, orders, and what is watched."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal
@@ -11,13 +9,12 @@ from typing import Final
 from worker.errors import AdcascadeError, FailedError
 from worker.http.server import http_server
 from worker.metrics import Metrics
-from worker.runtime.interpreter import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.learner_process import LearnerProcess, LearnerStatus, count_report
+from worker.runtime.process import collect_garbage_rarely, let_the_loop_go_first
 from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner
-from worker.serve.settings import ServeSettings
 from worker.serve.state import StateFolder
-from worker.serve.store import Lesson, ServeStore, Version, check_not_moved, keep_first
+from worker.serve.store import Lesson, ServeSettings, ServeStore, Version, check_not_moved, keep_first
 from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.slates import prepared
@@ -46,21 +43,17 @@ def run_server(settings: ServeSettings) -> int:
         collect_garbage_rarely()
         let_the_loop_go_first()
         try:
-            asyncio.run(_serve(settings, store, history))
+            asyncio.run(Server(settings, store, history).run())
         finally:
             store.close()
     return 0
-
-
-async def _serve(settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
-    await Server(settings, store, history).run()
 
 
 class Server:
     """The parts of a server."""
 
     def __init__(self, settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
-        self._settings = settings
+        self._settings, self._store = settings, store
         self._metrics = Metrics()
         versions = Versions(history[0])
         for parameters in history[1:]:
@@ -109,7 +102,7 @@ class Server:
         if self._runner.failure is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_END_PATIENCE):
-                    await self._desk.learned(self._runner.journal_end)
+                    await self._desk.learned(self._store.journal_end)
 
     # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -6,9 +6,8 @@ Rules that hold in this file:
 - A version is kept before it serves. An episode is kept once: after a restart the learner may repeat some.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +15,8 @@ import msgspec
 
 from worker.embedded.outputs import Outputs
 from worker.errors import InputError
+from worker.http.settings import HttpSettings
+from worker.runtime.settings import ProcessSettings
 from worker.serve.recording import Recording, forget
 from worker.serve.state import StateFolder
 from worker.stream.events import Episode, Tag
@@ -30,6 +31,20 @@ TOPICS: Final = Topics()
 #: Names in the state folder.
 MOVED: Final = "moved"
 _POSITION: Final = "serve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings(ProcessSettings):
+    """The settings of a server.
+
+    `keep` is how long the folder has the journal, `keep_record` parts of the log, in milliseconds.
+    """
+
+    folder: Path
+    http: HttpSettings
+    record: Path | None
+    keep: int
+    keep_record: int
 
 
 class StorePosition(msgspec.Struct, frozen=True, kw_only=True):

@@ -185,9 +185,8 @@ def _plain_numbers(*scales: Axis) -> None:
         scale.set_minor_formatter(NullFormatter())
 
 
-def whole_numbers(*scales: Axis) -> None:
+def whole_numbers(scale: Axis) -> None:
     """Mark whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
-    for scale in scales:
-        scale.set_major_locator(MaxNLocator(integer=True))
+    scale.set_major_locator(MaxNLocator(integer=True))

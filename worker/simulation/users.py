@@ -7,8 +7,6 @@ the slates, never of the course of the run. After a restart the same users go on
 This module runs nothing: decisions go in, records come out, each with the time at which it reaches the worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -41,28 +39,28 @@ class Habits:
     """The behaviour of users and network; times in milliseconds, the rest are shares.
 
     look, patience : shortest and longest time that a user looks at a display; longest stay
-    silent, leaving : users who never answer; users who leave at a display
+    silence, leaving : users who never answer; users who leave at a display
     prefetching : clients that go through the slate of their first decision; the others wait for every decision
     transit : shortest and longest delivery time of a record
-    disordered, held_up : records that are delayed, for at most `held_up`, so that later ones overtake them
-    duplicated : records that arrive twice
+    disordered, disorder : records that are delayed, for at most `disorder`, so that later ones overtake them
+    duplicates : records that arrive twice
     poison : unusable records, as a share of the users
     """
 
     look: tuple[int, int] = (1_500, 6_500)
     patience: int = 50_000
-    silent: float = 0.03
+    silence: float = 0.03
     leaving: float = 0.01
     prefetching: float = 0.2
     transit: tuple[int, int] = (20, 300)
-    held_up: int = 3_500
+    disorder: int = 3_500
     disordered: float = 0.03
-    duplicated: float = 0.02
+    duplicates: float = 0.02
     poison: float = 0.01
 
 
 #: Users who answer every display, on a perfect network.
-TIDY = Habits(silent=0, leaving=0, prefetching=0, disordered=0, duplicated=0, poison=0)
+TIDY = Habits(silence=0, leaving=0, prefetching=0, disordered=0, duplicates=0, poison=0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -157,14 +155,14 @@ class Users:
         looks = generator.integers(*habits.look, (count, horizon), endpoint=True)
         prefetching = generator.random(count) < habits.prefetching
         transits = self._transits(generator, (count, horizon + 1))
-        copied = generator.random((count, horizon + 1)) < habits.duplicated
-        copies = np.where(copied, transits + generator.integers(1, 2 + habits.held_up, copied.shape), 0)
+        copied = generator.random((count, horizon + 1)) < habits.duplicates
+        copies = np.where(copied, transits + generator.integers(1, 2 + habits.disorder, copied.shape), 0)
         # Without prefetching, the next display waits until the worker has the answer to the one before.
         waits = np.where(prefetching[:, None], 0, transits[:, 1:-1])
         waits = np.concatenate([transits[:, :1], waits], axis=1)
         dues = arrived[:, None] + np.cumsum(waits + looks, axis=1)
         stays = generator.random((count, horizon)) >= habits.leaving
-        stays &= (generator.random(count) >= habits.silent)[:, None]
+        stays &= (generator.random(count) >= habits.silence)[:, None]
         stays &= dues <= arrived[:, None] + habits.patience
         tempers = generator.random((count, horizon))
         with np.errstate(divide="ignore"):
@@ -186,7 +184,7 @@ class Users:
 
     def _transits(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Ints:
         usual = generator.integers(*self.habits.transit, shape, endpoint=True)
-        held_up = generator.integers(0, self.habits.held_up, shape, endpoint=True)
+        held_up = generator.integers(0, self.habits.disorder, shape, endpoint=True)
         disordered = generator.random(shape) < self.habits.disordered
         return np.where(disordered, np.maximum(usual, held_up), usual)
 
@@ -219,7 +217,7 @@ class Users:
     def _poison(self, period: int) -> list[Sent]:
         generator = self._generator(period, 1)
         # After the good record has arrived: a record that reuses a session id must not be the first with it.
-        delay = self.habits.held_up + self.habits.transit[1] + 1
+        delay = self.habits.disorder + self.habits.transit[1] + 1
         records = []
         for index in np.flatnonzero(generator.random(len(self.cohort(period))) < self.habits.poison).tolist():
             good = self._arrival(period, index)

@@ -5,8 +5,6 @@ flag, which is visible in the list of processes. It comes from the environment, 
 a flag names.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from worker.console import read_file
 from worker.errors import InputError
 from worker.kafka.connection import Connection, is_secret
 from worker.secret import Secret
-from worker.stream.topology import Topics
 
 KAFKA = "connection to Kafka"
 
@@ -105,11 +102,6 @@ def _login(options: argparse.Namespace) -> dict[str, str]:
             "ADCASCADE_SASL_PASSWORD_FILE"
         )
     return {"sasl.username": user, "sasl.password": password.reveal().decode()}
-
-
-def topic_names(options: argparse.Namespace) -> Topics:
-    """Return the topic names under the prefix."""
-    return Topics(options.prefix)
 
 
 def secret(options: argparse.Namespace, name: str) -> Secret | None:

@@ -314,3 +314,13 @@ def filled(kind: Callable[..., Settings], options: argparse.Namespace, **others:
     """Return settings with the values of the options that have the names of its fields, and with the `others`."""
     names = inspect.signature(kind).parameters.keys() & vars(options).keys() - others.keys()
     return kind(**{name: getattr(options, name) for name in names}, **others)
+
+
+def flag(name: str, value: object) -> str:
+    """Return a setting as it is given on the command line.
+
+    >>> flag("random_share", 0.1), flag("repeats", False)
+    ('--random-share 0.1', '--no-repeats')
+    """
+    option = name.replace("_", "-")
+    return f"--{'' if value else 'no-'}{option}" if isinstance(value, bool) else f"--{option} {value}"

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
+from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection
 from worker.cli.options.parser import CommandSpec, Option, grouped
 from worker.cli.options.times import seconds_option
 from worker.console import note, read_input, write_result
@@ -24,6 +24,7 @@ from worker.serve.control import StateFolderControl
 from worker.stream.events import Order
 from worker.stream.history import no_tag, not_kept, slot_of, tag_slot, tags
 from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.topology import Topics
 
 if TYPE_CHECKING:
     from worker.kafka.control import KafkaControl
@@ -53,7 +54,7 @@ def control(options: argparse.Namespace) -> LearnerControl:
     # Importing the Kafka client takes a while, and a state folder needs none.
     from worker.kafka.control import KafkaControl
 
-    return KafkaControl(connection(options), topic_names(options), timeout=options.wait)
+    return KafkaControl(connection(options), Topics(options.prefix), timeout=options.wait)
 
 
 def action(
@@ -129,21 +130,34 @@ def in_force(after: Parameters, now: float | None = None) -> str:
 
 
 def publish(
-    options: argparse.Namespace, target: LearnerControl, order: Order, changes: list[Any], shown: str, preview: str
+    options: argparse.Namespace,
+    target: LearnerControl,
+    newest: Parameters,
+    order: Order | None,
+    *,
+    changes: list[Any],
+    shown: str,
+    hint: str,
 ) -> None:
-    """Order changes that are confirmed, or need not be (--yes), and write the result; `preview` is how to see them."""
+    """Order changes that are confirmed, or need not be (--yes); write the result, which without an order is `newest`.
+
+    `shown` are the changes for people, and `hint` is how else to see them.
+    """
+    if order is None:
+        write_result(options.json, {"changes": changes, **version_facts(newest)}, shown, [shown] if changes else [])
+        return
     if not options.yes:
-        confirm(shown, preview)
+        confirm(shown, hint)
     after = target.order(order)
     done = f"changes: {len(changes)}; {in_force(after)}"
     result = {"changes": changes, **version_facts(after)}
     write_result(options.json, result, f"{shown}\n{done}" if options.yes else done)
 
 
-def confirm(shown: str, preview: str, question: str = "Publish these changes?") -> None:
+def confirm(shown: str, hint: str, question: str = "Publish these changes?") -> None:
     """Show changes and ask whether to make them; raise `InputError` unless the answer is yes."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InputError(f"--yes is missing: without a terminal there is nobody to confirm the changes ({preview})")
+        raise InputError(f"--yes is missing: without a terminal there is nobody to confirm the changes ({hint})")
     note(shown)
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()

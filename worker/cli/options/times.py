@@ -1,7 +1,5 @@
 """Times on the command line: durations with a unit, ranges of them, points in time."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

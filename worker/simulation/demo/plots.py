@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worker.bandit.arrays import Floats
-from worker.simulation.demo.comparison import FinishedRun
 from worker.simulation.demo.ledger import Row, totals
-from worker.simulation.demo.run import Demo
+from worker.simulation.demo.run import Demo, FinishedRun
 from worker.simulation.demo.summary import has_budget, heads
 from worker.simulation.plots import LOOKS, drawing, rendered, whole_numbers
 from worker.simulation.world import true_heads

@@ -1,7 +1,5 @@
 """The report of a demo: one page of HTML with its numbers and plots."""
 
-from __future__ import annotations
-
 import importlib.util
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -11,10 +9,9 @@ from typing import Any
 
 from worker.console import write_file
 from worker.simulation.demo import plots
-from worker.simulation.demo.comparison import FinishedRun
-from worker.simulation.demo.run import Demo
+from worker.simulation.demo.run import Demo, FinishedRun
 from worker.simulation.demo.summary import summary, summary_rows
-from worker.simulation.reporting import TableRow
+from worker.simulation.worth import TableRow
 from worker.web.printed import page
 
 #: The plots in their order, each with a heading and an explanation.

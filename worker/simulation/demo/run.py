@@ -7,12 +7,19 @@ closed; those after that window are served, but not part of the accounts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from multiprocessing.connection import Connection
+from typing import Any
 
+from worker.bandit.additive import AdditiveModel
 from worker.embedded.outputs import Tap
 from worker.embedded.runner import Embedded
+from worker.errors import FailedError
 from worker.metrics import Metrics
 from worker.simulation.demo.ledger import Ledger, Row
 from worker.simulation.environments import make_environment
@@ -22,45 +29,26 @@ from worker.simulation.worth import Valuer
 from worker.stream.decoding import decode_decision
 from worker.stream.events import Decision
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings
-from worker.stream.topology import Tally
+from worker.stream.settings import SETTINGS, LearningSettings
 
 TICK = 1_000  # milliseconds of event time per step
 
 
-#: The defaults of serving and learning, which the demo shares with the worker.
-_LEARNING = LearningSettings(dim=5)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoSettings:
-    """The settings of a demo; they decide the run."""
+class DemoSettings(LearningSettings):
+    """The settings of a demo, which decide the run: those of learning, and of the world and its users."""
 
     environment: str = "tastes"
-    policy: str = _LEARNING.policy
     users: int = 100
     episodes: int = 120
     seed: int = 0
-    dim: int = _LEARNING.dim
+    dim: int = 5
     arms: int = 10
     stay: float = 1.0
-    horizon: int = _LEARNING.horizon
-    model: str = _LEARNING.model
-    intercept: bool = _LEARNING.intercept
-    answers: str = _LEARNING.answers
-    standardise: bool = _LEARNING.standardise
-    beta: float = _LEARNING.beta
-    bonus: str = _LEARNING.bonus
-    ridge: float = _LEARNING.ridge
-    repeats: bool = _LEARNING.repeats
-    random_share: float = _LEARNING.random_share
-    control_share: float = _LEARNING.control_share
-    control: str = _LEARNING.control
 
     def learning(self) -> LearningSettings:
         """Return the learner's part of the settings."""
-        shared = {f.name for f in fields(LearningSettings)}.intersection(f.name for f in fields(self))
-        return LearningSettings(**{name: getattr(self, name) for name in shared})
+        return LearningSettings(**{name: getattr(self, name) for name in SETTINGS})
 
 
 class Demo:
@@ -198,11 +186,62 @@ class Demo:
         return sum(task.parked for task in self.embedded.tasks)
 
     @property
-    def tally(self) -> Tally:
-        """Counts since the start of the run."""
-        return self.embedded.tally
-
-    @property
     def dead_letters(self) -> dict[str, int]:
         """Dead letters by reason, the most frequent first."""
-        return dict(sorted(self.tally.dead.items(), key=lambda item: (-item[1], item[0])))
+        return dict(sorted(self.embedded.tally.dead.items(), key=lambda item: (-item[1], item[0])))
+
+
+# ── the same users, served by the additive model ─────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """What is kept of a run: its settings, its windows, and the hash of its last version."""
+
+    settings: DemoSettings
+    rows: Sequence[Row]
+    sha256: str
+
+
+def additive_run(settings: DemoSettings) -> FinishedRun:
+    """Run a demo with the additive model to its end."""
+    demo, parent = Demo(replace(settings, model=AdditiveModel.name)), multiprocessing.parent_process()
+    while not demo.finished and (parent is None or parent.is_alive()):
+        demo.step()
+    return FinishedRun(settings=demo.settings, rows=demo.rows, sha256=demo.parameters.sha256)
+
+
+@contextmanager
+def beside(settings: DemoSettings) -> Iterator[Connection[Any, Any]]:
+    """Make the additive run in a separate process, which is killed at the end of the context; yield its connection.
+
+    Python runs one thread at a time. On two cores, both runs together take as long as one.
+    """
+    # Spawned, not forked: a fork would copy locked locks of other threads.
+    context = multiprocessing.get_context("spawn")
+    received, sent = context.Pipe(duplex=False)
+    process = context.Process(target=_send_run, args=(settings, sent), daemon=True)
+    process.start()
+    sent.close()
+    try:
+        yield received
+    finally:
+        process.kill()
+        process.join()
+        received.close()
+
+
+def _send_run(settings: DemoSettings, sent: Connection[Any, Any]) -> None:
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # signals to all processes are for the demo, which ends this one
+        signal.signal(ignored, signal.SIG_IGN)
+    with suppress(BrokenPipeError):  # the demo was killed
+        sent.send(additive_run(settings))
+
+
+def received_run(connection: Connection[Any, Any]) -> FinishedRun:
+    """Wait for the run; raise `FailedError` if its process has died."""
+    try:
+        run: FinishedRun = connection.recv()
+    except EOFError:
+        raise FailedError("the additive run beside ended early; --no-beside leaves it out") from None
+    return run

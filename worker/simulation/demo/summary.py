@@ -1,7 +1,5 @@
 """The numbers of a demo, and the rows of the table at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,11 +9,9 @@ import numpy as np
 from worker import __version__
 from worker.bandit.arrays import Floats
 from worker.bandit.policies import policy_named
-from worker.simulation.demo.comparison import FinishedRun
 from worker.simulation.demo.ledger import Row, Totals, totals
-from worker.simulation.demo.run import Demo
-from worker.simulation.reporting import TableRow, by_tenth, worth_numbers, worth_rows
-from worker.simulation.worth import tenths
+from worker.simulation.demo.run import Demo, FinishedRun
+from worker.simulation.worth import TableRow, by_tenth, tenths, worth_numbers, worth_rows
 from worker.stream.parameters import Parameters
 
 
@@ -34,7 +30,7 @@ def summary(demo: Demo, other: FinishedRun | None = None) -> dict[str, Any]:
     additive : the shares of the run with the additive model, None if there is none
     """
     parts = _parts(demo.rows)
-    whole, tally, budget = parts[2], demo.tally, has_budget(demo)
+    whole, tally, budget = parts[2], demo.embedded.tally, has_budget(demo)
     off = tally.imbalances(demo.open_sessions, demo.parked)
     return {
         "sessions": whole.worth.sessions,

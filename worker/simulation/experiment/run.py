@@ -6,8 +6,6 @@ pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true 
 oracle's revenue Σ_n V^{π*}(x_n).
 """
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os
@@ -40,11 +38,13 @@ from worker.bandit.policies import (
     policy_named,
 )
 from worker.errors import EstimationError, FailedError
-from worker.simulation.experiment.misfits import Misfits
-from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask, Run
-from worker.simulation.world import Chance, true_heads
+from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask, FoundPair, Run
+from worker.simulation.world import Chance, Environment, true_heads
 from worker.simulation.worth import Valuer
+from worker.stream.calibration import predict
 from worker.stream.contexts import LEAST_SESSIONS, Standardisation
+from worker.stream.misfit import Misfit, evidence, misfit_after, missed
+from worker.stream.settings import LearningSettings
 
 # ── one run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -261,6 +261,30 @@ class _Experiment:
         return float((estimates * truth).sum() / (truth**2).sum())
 
 
+class Misfits:
+    """The test for what the model misses, with the same sums as those of a version."""
+
+    def __init__(self, world: Environment, model: str) -> None:
+        assert world.declared is not None
+        self._settings = LearningSettings(dim=world.declared.dim, features=world.declared, model=model)
+        self._arms, self._interacting = len(world.rewards), world.interacting
+        self._sums: Misfit | None = None
+        self._alarms = 0
+
+    def add(self, before: ClickModel, seen: Observations) -> None:
+        """Add the displays of an episode, under the belief before it."""
+        chances = predict(before, seen, np.zeros(len(seen), dtype=np.intp)).chances
+        self._sums = misfit_after(self._sums, self._settings, seen, chances, arms=self._arms)
+        self._alarms += bool(missed(evidence(self._sums, self._settings, self._arms)))
+
+    def found(self) -> FoundPair | None:
+        """Return the pair for which the evidence is strongest; None if nothing was tested."""
+        tested = evidence(self._sums, self._settings, self._arms)
+        if not tested:
+            return None
+        return FoundPair(is_true=tested[0].of in self._interacting, alarms=self._alarms)
+
+
 def _displayed(slates: Ints, clicked: Ints, answered: Ints) -> tuple[Ints, Ints]:
     """Return sessions and positions of what was displayed: the answered positions, and after a pass the next one."""
     displayed = answered + (clicked < 0)
@@ -285,7 +309,9 @@ def run_all(settings: ExperimentSettings, tasks: Sequence[ExperimentTask], *, jo
     # Spawned, not forked: a fork would copy locked locks of other threads. The children take the number of BLAS threads
     # from the environment when they import numpy.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt) as pool:
+    # Ctrl-C reaches the whole process group; the parent alone reports it and stops the pool.
+    ignored = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(jobs, context, initializer=signal.signal, initargs=ignored) as pool:
         try:
             for future in as_completed([pool.submit(run_task, settings, task) for task in tasks]):
                 yield future.result()
@@ -293,8 +319,3 @@ def run_all(settings: ExperimentSettings, tasks: Sequence[ExperimentTask], *, jo
             raise FailedError("a process of the experiment died, perhaps out of memory; try fewer --jobs") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _ignore_interrupt() -> None:
-    # Ctrl-C reaches the whole process group; the parent alone reports it and stops the pool.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

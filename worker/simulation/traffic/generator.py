@@ -7,8 +7,6 @@ delays are measured, not hidden.
 Times are nanoseconds since the epoch, for latencies; events have milliseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -31,7 +29,6 @@ NANOSECONDS: Final = 1_000_000  # in a millisecond
 PERIOD: Final = 50  # milliseconds of a cohort: short, because nothing is sent while it is drawn
 MOST_BEHIND: Final = 2_000  # milliseconds; if this process is slower, users are left out
 GRACE: Final = 10_000  # milliseconds without any decision, after which the wait for one ends
-DISORDERED: Final = 0.03  # share of the records that are held up, if any are
 SETTLE_EVERY: Final = 250  # milliseconds between two updates of the accounts
 LATENCY_BOUNDS: Final = (1e-5 * 1.02 ** np.arange(1_000)).tolist()  # seconds, up to an hour
 
@@ -40,10 +37,11 @@ _LEARNING = LearningSettings(dim=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficSettings:
-    """The settings of traffic; times in milliseconds, `rate` in users per second.
+class TrafficSettings(Habits):
+    """The settings of traffic: its users, their habits, and how long they come; `rate` is in users per second.
 
-    The traffic ends after `sessions` or `duration`, whichever comes first. The last settings are shares.
+    The traffic ends after `sessions` or `duration`, whichever comes first. The network is the real one, except for
+    records that are held up on purpose.
     """
 
     environment: str = "tastes"
@@ -56,27 +54,8 @@ class TrafficSettings:
     rate: float = 50.0
     sessions: int | None = None
     duration: int | None = None
-    look: tuple[int, int] = (1_500, 6_500)
-    patience: int = 50_000
-    duplicates: float = 0.02
+    transit: tuple[int, int] = (0, 0)
     disorder: int = 0
-    silence: float = 0.03
-    poison: float = 0.01
-    prefetching: float = 0.2
-
-    def habits(self) -> Habits:
-        """Return the behaviour of the users; the network is the real one, except for records held up on purpose."""
-        return Habits(
-            look=self.look,
-            patience=self.patience,
-            silent=self.silence,
-            prefetching=self.prefetching,
-            transit=(0, 0),
-            held_up=self.disorder,
-            disordered=DISORDERED if self.disorder else 0.0,
-            duplicated=self.duplicates,
-            poison=self.poison,
-        )
 
     def world(self) -> Environment:
         """Draw the world of the users."""
@@ -143,7 +122,7 @@ class Traffic:
             period=PERIOD,
             start=self.start - self.start % PERIOD,
             seed=settings.seed,
-            habits=settings.habits(),
+            habits=settings,
             name=f"t{now // 1000:x}",
         )
         self._valuer = Valuer(world, horizon=settings.horizon, repeats=settings.repeats)

@@ -1,7 +1,5 @@
 """What simulated traffic shows of itself: lines of progress, the table at its end, `--json`, and Prometheus metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -12,9 +10,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from worker import __version__
 from worker.console import note
 from worker.metrics import CATALOGUE
-from worker.simulation.reporting import TableRow, worth_numbers, worth_rows
 from worker.simulation.traffic.generator import Traffic
-from worker.simulation.worth import tenths, together
+from worker.simulation.worth import TableRow, tenths, together, worth_numbers, worth_rows
 
 LINE_EVERY: Final = 10.0  # seconds between two lines
 RECENT: Final = 10  # seconds that "lately" stands for

@@ -1,7 +1,7 @@
-"""Explanations as text: the positions of a slate with their reasons, a session that was served, and `--why-not`."""
+"""Explanations as text and as a page: the positions of a slate with their reasons, a session served, `--why-not`."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from worker.bandit.policies import policy_named
@@ -13,10 +13,14 @@ from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
 from worker.stream.why_not import ODDS_STEP, STEP, UNKNOWN, Needed, WhyNot
+from worker.web.printed import page
 
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of log-odds that are named
 MOST_OUT = 12  # arms that could not be shown, of one reason
+MOST_BARS = 10  # of a picture
+WIDTH, LABEL, NUMBER, LINE = 720, 190, 70, 20  # of a picture, in its units
+LONGEST_LABEL = 26  # characters
 
 #: Columns of the numbers of a candidate, with their fields.
 NUMBERS = {
@@ -263,3 +267,48 @@ def _bonus(said: WhyNot, reasons: Explanation) -> list[str]:
         f"score at position 1: {mine.score:.4g} = {mine.q:.4g} + bonus {mine.bonus:.4g}, against {chosen.score:.4g} of "
         f"{chosen.arm}"
     ]
+
+
+# ── a page ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def explanation(
+    title: str,
+    head: Mapping[str, str],
+    said: Sequence[str],
+    notes: Sequence[str],
+    sections: Sequence[tuple[str, str, str]],
+) -> str:
+    """Return the page: the verdict on planning again, facts, notes, and sections of title, picture and numbers."""
+    loud = any(line.startswith("!!!") for line in said)
+    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in head.items())
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="{"loud" if loud else "good"}">{"<br>".join(map(escape, said))}</p>',
+        f'<table class="facts">{rows}</table>',
+        f"<p>{'<br>'.join(map(escape, notes))}</p>",
+        *(
+            f"<section><h2>{escape(heading)}</h2>{picture}<pre>{escape(numbers)}</pre></section>"
+            for heading, picture, numbers in sections
+        ),
+    ]
+    return page(title, parts)
+
+
+def picture(position: Position) -> str:
+    """Return the scores of the best arms at a position, the bonus apart."""
+    best = ranked(position)[:MOST_BARS]
+    scale = (WIDTH - LABEL - NUMBER) / (max((one.score for one in best), default=0.0) or 1.0)
+    parts = []
+    for row, one in enumerate(best):
+        y, colour = LINE * row, "#0072b2" if one.arm == position.choice else "#8fa9bd"
+        q, bonus = (max(0.0, value * scale) for value in (one.q, one.bonus))
+        label = one.arm if len(one.arm) <= LONGEST_LABEL else f"{one.arm[: LONGEST_LABEL - 1]}…"
+        parts.append(
+            f'<text x="{LABEL - 6}" y="{y + 14}" text-anchor="end">{escape(label)}</text>'
+            f'<rect x="{LABEL}" y="{y + 3}" width="{q:.1f}" height="14" fill="{colour}"/>'
+            f'<rect x="{LABEL + q:.1f}" y="{y + 3}" width="{bonus:.1f}" height="14" fill="#e69f00"/>'
+            f'<text x="{LABEL + q + bonus + 5:.1f}" y="{y + 14}">{one.score:.4g}</text>'
+        )
+    title = "Score of each ad: expected revenue from here on (blue), bonus of exploration (orange)"
+    return f'<p>{title}</p><svg viewBox="0 0 {WIDTH} {LINE * len(best)}"><title>{title}</title>{"".join(parts)}</svg>'
