@@ -1,5 +1,7 @@
 """The terminal of the commands: lines, tables, progress bars, JSON, files, and the signals that end a command."""
 
+from __future__ import annotations
+
 import os
 import signal
 import sys

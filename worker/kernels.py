@@ -5,6 +5,8 @@ Elsewhere (ARM, older processors), and with another numpy, which brings another 
 rounding: they are the same version all the same (see `worker.stream.versions`). So a version says by what it was made.
 """
 
+from __future__ import annotations
+
 import os
 import platform
 import sys

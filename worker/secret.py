@@ -1,5 +1,7 @@
 """A value that does not show itself."""
 
+from __future__ import annotations
+
 from typing import NoReturn
 
 

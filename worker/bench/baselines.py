@@ -9,6 +9,8 @@ Faust app with Faust's default settings: an agent that gets one record at a time
 `aiohttp` is a plain aiohttp application that reads the body and answers a constant; it prints its URL.
 """
 
+from __future__ import annotations
+
 import asyncio
 import sys
 import tempfile

@@ -4,6 +4,8 @@ Absolute times depend on the machine, so most figures with a target are ratios o
 one run. Time is processor time where that is possible: other processes do not add to it.
 """
 
+from __future__ import annotations
+
 import gc
 import platform
 import time

@@ -10,6 +10,8 @@ server answers. At a rate, requests are due at random times, and the time of an 
 due, whether or not a connection was free.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import random

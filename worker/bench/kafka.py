@@ -11,6 +11,8 @@ The topics have a learned version. No window closes and no session expires durin
 version all the time.
 """
 
+from __future__ import annotations
+
 import asyncio
 import statistics
 import time

@@ -7,6 +7,8 @@ The learner reads the journal of that run in polls, as in its process. Progress 
 that every session is folded.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,5 +1,7 @@
 """`adcascade arms`: add, price and retire ads at run time, one by one or by a file."""
 
+from __future__ import annotations
+
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence

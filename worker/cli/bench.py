@@ -1,5 +1,7 @@
 """`adcascade bench`: the benchmarks of this machine, as ratios within one run."""
 
+from __future__ import annotations
+
 import argparse
 import importlib
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """`adcascade demo`: everything in one process, with simulated users."""
 
+from __future__ import annotations
+
 import argparse
 import tempfile
 import time

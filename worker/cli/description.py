@@ -1,5 +1,7 @@
 """Reports of `adcascade parameters show`: a version, or one of its ads."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any

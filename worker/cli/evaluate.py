@@ -1,5 +1,7 @@
 """`adcascade evaluate`: the revenue of another policy on a recorded log."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import asdict
 from functools import partial

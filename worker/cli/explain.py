@@ -1,5 +1,7 @@
 """`adcascade explain`: the reasons for a slate, of a version and a context, or of a session that was served."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterable
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """Explanations as text and as a page: the positions of a slate with their reasons, a session served, `--why-not`."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any

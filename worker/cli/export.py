@@ -1,5 +1,7 @@
 """`adcascade export`: write the sessions of a log as a table for other tools."""
 
+from __future__ import annotations
+
 import argparse
 import csv
 from functools import partial

@@ -1,5 +1,7 @@
 """`adcascade features`: change the declared features of a model that runs."""
 
+from __future__ import annotations
+
 import argparse
 from functools import partial
 

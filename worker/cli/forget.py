@@ -1,5 +1,7 @@
 """`adcascade forget`: find what is kept of a person, and delete what can be deleted."""
 
+from __future__ import annotations
+
 import argparse
 import time
 from dataclasses import replace

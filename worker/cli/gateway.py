@@ -1,5 +1,7 @@
 """`adcascade gateway`: HTTP in front of Kafka."""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 

@@ -1,5 +1,7 @@
 """`adcascade import`: turn a table of displays of another system into a log."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import asdict, replace
 from functools import partial

@@ -1,5 +1,7 @@
 """The log of a worker: one JSON object per line for machines, or plain lines for people."""
 
+from __future__ import annotations
+
 import logging
 import sys
 from collections.abc import Iterable

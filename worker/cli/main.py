@@ -1,5 +1,7 @@
 """The command line: find the command, resolve its options, turn errors into one line and an exit code."""
 
+from __future__ import annotations
+
 import argparse
 import importlib
 import keyword

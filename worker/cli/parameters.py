@@ -1,5 +1,7 @@
 """`adcascade parameters`: show and tag versions, and order the learner to freeze, to roll back or to import."""
 
+from __future__ import annotations
+
 import argparse
 import re
 import sys

@@ -1,5 +1,7 @@
 """`adcascade replay`: check that a recorded log gives the same decisions and parameters again."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import replace
 from functools import partial

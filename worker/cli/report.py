@@ -1,5 +1,7 @@
 """`adcascade report`: what was earned in a day or a week, for people who do not read metrics."""
 
+from __future__ import annotations
+
 import argparse
 import time
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """`adcascade serve`: real traffic over HTTP on one machine, without Kafka."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
 

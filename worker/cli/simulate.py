@@ -1,5 +1,7 @@
 """`adcascade simulate`: experiments as in the paper, on simulated worlds."""
 
+from __future__ import annotations
+
 import argparse
 import statistics
 from collections.abc import Sequence

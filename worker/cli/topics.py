@@ -1,5 +1,7 @@
 """`adcascade topics`: create the topics, check the existing ones, or import a state folder."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import asdict
 from functools import partial

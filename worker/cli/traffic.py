@@ -1,5 +1,7 @@
 """`adcascade traffic`: simulated users against Kafka."""
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import time

@@ -1,5 +1,7 @@
 """`adcascade worker`: serve and learn on Kafka."""
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import fields
 from typing import Any

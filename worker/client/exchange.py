@@ -13,6 +13,8 @@ Rules that hold in this file:
 Deadlines are times of the event loop's clock.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Sequence

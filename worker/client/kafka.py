@@ -10,6 +10,8 @@ Rules that hold here:
   of times. So the producer is not idempotent: no failure makes it unusable.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import threading

@@ -1,5 +1,7 @@
 """The records of a client, and the seam between its rules and Kafka: a `ClientTransport` that moves them."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite

@@ -1,5 +1,7 @@
 """A gateway from its settings to its end, and its metrics, in addition to those of the HTTP interface."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Iterable

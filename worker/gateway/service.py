@@ -11,6 +11,8 @@ Rules that hold in this file:
   slates never change. Otherwise the answer is the fallback ads, marked as such.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hmac
 from collections.abc import Callable, Iterable

@@ -4,6 +4,8 @@ The settings are librdkafka's own names and values (its CONFIGURATION.md), passe
 static membership are what the documentation of librdkafka says they are.
 """
 
+from __future__ import annotations
+
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping

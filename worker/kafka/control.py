@@ -5,6 +5,8 @@ that names this record's offset. The effect on the newest version is computed he
 order that would be refused, or would change nothing, is reported immediately and not written.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager

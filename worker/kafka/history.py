@@ -3,6 +3,8 @@
 A record that cannot be used is passed over with a warning.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 

@@ -7,6 +7,8 @@ offset to continue at (`resume_offset`), together with all that was learned up t
 shares the worker's standard error for its log.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 from collections import deque

@@ -1,5 +1,7 @@
 """What no event reports, measured every few seconds: lag, balances, the learner, late versions."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time

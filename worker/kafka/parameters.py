@@ -1,5 +1,7 @@
 """The parameters topic: it is read, the last versions are kept, and those that contradict are refused."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence

@@ -9,6 +9,8 @@ Rules that hold in this file (docs/design.md §3):
 - A record that makes serving raise costs one dead letter.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import time

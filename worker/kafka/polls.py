@@ -12,6 +12,8 @@ Delivery reports come in the client thread and change nothing but the counters o
 event loop.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

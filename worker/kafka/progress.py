@@ -1,5 +1,7 @@
 """The progress of each partition: the time up to which everything it got is in the journal."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Mapping

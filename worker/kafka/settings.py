@@ -1,5 +1,7 @@
 """The settings of a worker and of its learner process, apart from Faust, which the learner process does not need."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Any, Final
 

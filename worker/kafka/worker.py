@@ -1,5 +1,7 @@
 """A worker on Kafka, from its settings to its end: checks, the parts of the Faust app, the status page."""
 
+from __future__ import annotations
+
 import logging
 from functools import partial
 

@@ -15,6 +15,8 @@ Rules that hold here (docs/design.md §4, "Clocks"):
 - Both are compared anew every time. So everything continues as soon as the clock is right again.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -7,6 +7,8 @@ Rules that hold in this file:
 - On its standard output the child reports, in lines of JSON. A report with a `failure` is the last one.
 """
 
+from __future__ import annotations
+
 import gc
 import logging
 import os

@@ -1,5 +1,7 @@
 """What `worker` and `serve` have in common of their settings, and how they begin: with which versions and warnings."""
 
+from __future__ import annotations
+
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

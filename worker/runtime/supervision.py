@@ -1,5 +1,7 @@
 """Supervised tasks: the end of one is reported, and the task runs again after a pause."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

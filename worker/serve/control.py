@@ -4,6 +4,8 @@ A running `adcascade serve` takes orders through a socket in its folder. A comma
 in the journal, and gets a line: the version after it, or what went wrong.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import socket

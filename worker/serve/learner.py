@@ -4,6 +4,8 @@ The serving process is the only writer of the folder: it gets versions, episodes
 (`worker.serve.store`). So this process may end at any time. The next one goes on from the newest version kept.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from typing import Final

@@ -10,6 +10,8 @@ Rules that hold in this file:
 - The folder is marked when everything is written. It is served no more: two learners would go different ways.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace

@@ -14,6 +14,8 @@ Rules that hold in this file:
   log, a catalogue, a log that is ahead because an older copy of the folder was restored.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterator

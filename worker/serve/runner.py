@@ -13,6 +13,8 @@ Rules that hold in this file:
 - If a batch cannot be committed, memory is ahead of the disk. Then nothing more is answered, and the process ends.
 """
 
+from __future__ import annotations
+
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence

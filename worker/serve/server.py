@@ -1,5 +1,7 @@
 """`adcascade serve`, put together: the runner, the learner process, HTTP, orders, and what is watched."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import signal

@@ -8,6 +8,8 @@ Rules that hold in this file:
 - Others read while it writes, in snapshots (WAL mode): the learner of `serve`, and commands.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import sqlite3

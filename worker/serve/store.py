@@ -6,6 +6,8 @@ Rules that hold in this file:
 - A version is kept before it serves. An episode is kept once: after a restart the learner may repeat some.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

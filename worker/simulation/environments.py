@@ -8,6 +8,8 @@ The numbers of a world that builds on another are drawn after the other's, so th
 seed.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -7,6 +7,8 @@ the slates, never of the course of the run. After a restart the same users go on
 This module runs nothing: decisions go in, records come out, each with the time at which it reaches the worker.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias

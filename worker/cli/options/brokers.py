@@ -5,6 +5,8 @@ flag, which is visible in the list of processes. It comes from the environment, 
 a flag names.
 """
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
 

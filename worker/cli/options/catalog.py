@@ -7,6 +7,8 @@ Rules that hold in this file:
 - Every error names the row and the column.
 """
 
+from __future__ import annotations
+
 import math
 import re
 import tomllib

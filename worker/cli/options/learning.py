@@ -3,6 +3,8 @@
 Every field of `LearningSettings` but `tagged` is an option, and has its default there.
 """
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import MISSING, fields, replace
 from typing import Any

@@ -9,6 +9,8 @@ Rules that hold in this file:
 - No error shows a pair of a name and a value: it may be a secret.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import re

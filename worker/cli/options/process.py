@@ -1,5 +1,7 @@
 """Options of the processes that answer, `worker`, `serve` and `gateway`: log, HTTP, the history to start from."""
 
+from __future__ import annotations
+
 import argparse
 import hashlib
 import os

@@ -4,6 +4,8 @@ A folder has the journal of the time that `serve --keep` gives, the last version
 arrivals, clicks and decisions; the journal says what came of them.
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager

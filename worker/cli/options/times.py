@@ -1,5 +1,7 @@
 """Times on the command line: durations with a unit, ranges of them, points in time."""
 
+from __future__ import annotations
+
 import math
 import re
 from dataclasses import replace

@@ -3,6 +3,8 @@
 Who gets which ad is counted by a few kinds of users.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

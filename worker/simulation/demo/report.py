@@ -1,5 +1,7 @@
 """The report of a demo: one page of HTML with its numbers and plots."""
 
+from __future__ import annotations
+
 import importlib.util
 from base64 import b64encode
 from collections.abc import Mapping, Sequence

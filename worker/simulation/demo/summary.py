@@ -1,5 +1,7 @@
 """The numbers of a demo, and the rows of the table at its end."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any

@@ -6,6 +6,8 @@ pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true 
 oracle's revenue Σ_n V^{π*}(x_n).
 """
 
+from __future__ import annotations
+
 import math
 import multiprocessing
 import os

@@ -1,5 +1,7 @@
 """Simulated traffic over a transport: sends the records that are due, and receives the decisions."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import time

@@ -7,6 +7,8 @@ delays are measured, not hidden.
 Times are nanoseconds since the epoch, for latencies; events have milliseconds.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush

@@ -1,5 +1,7 @@
 """What simulated traffic shows of itself: lines of progress, the table at its end, `--json`, and Prometheus metrics."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
