@@ -14,8 +14,8 @@ from worker.cli.options.parser import CommandSpec, Option
 from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
 from worker.kafka.topics import TopicLayout
-from worker.metrics import CATALOGUE, MetricSpec
-from worker.metrics.catalogue import POSITIONS
+from worker.metrics.catalogue import CATALOGUE, POSITIONS
+from worker.metrics.exposition import MetricSpec
 from worker.stream.topology import Topics
 
 HEAD = """\

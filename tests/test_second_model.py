@@ -17,7 +17,7 @@ from worker.bandit.arrays import Array, Floats, Ints
 from worker.bandit.click_model import ClickModel, Fit, Observations
 from worker.embedded.runner import Embedded
 from worker.evaluate.evaluation import evaluate_log
-from worker.evaluate.targets import Change
+from worker.evaluate.planning import Change
 from worker.logs.format import LogWriter
 from worker.replay.relearn import relearn
 from worker.replay.verify import verify
@@ -98,7 +98,7 @@ class ConstantRate:
         clicks = np.bincount(data.arms, data.clicked, self.arms)
         passes = np.bincount(data.arms, 1 - data.clicked, self.arms)
         folded = ConstantRate(clicks=self.clicks + clicks, passes=self.passes + passes, dim=self.dim)
-        return Fit(model=folded, steps=1, kept=1.0)
+        return Fit(model=folded, kept=1.0)
 
     def forget(self, keep: float) -> ConstantRate:
         return ConstantRate(clicks=keep * self.clicks, passes=keep * self.passes, dim=self.dim)

@@ -19,6 +19,7 @@ from worker.bandit.estimators import ByArm
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.bandit.precision import Precision
+from worker.bandit.regret import best_revenue
 
 Floats = NDArray[np.float64]
 
@@ -154,3 +155,18 @@ def probabilities(model: ClickModel, contexts: Any) -> Any:
 
 def make_policy(name: str, *, bonus: str = "curve", **numbers: Any) -> Policy:
     return policy_named(name).under(Exploration(bonus=bonus_named(bonus), **numbers))
+
+
+def pseudo_regret(planner: Planner, truth: ClickModel, contexts: Floats, arms: NDArray[np.intp]) -> Floats:
+    """Return V^{π*} − V^{π} of slates under the true model: (n, H) → (n,)."""
+    shown = planner.shown
+    judge = Planner(
+        truth,
+        planner.rewards,
+        horizon=planner.horizon,
+        active=np.isin(np.arange(truth.arms), shown),
+        repeats=planner.repeats,
+        answers=planner.answers,
+    )
+    best = best_revenue(judge, sigmoid(truth.log_odds(contexts)[:, shown]))
+    return best - judge.slate_values(contexts, arms)[:, 0]

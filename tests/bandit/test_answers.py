@@ -17,10 +17,10 @@ from worker.bandit.bonuses import BONUSES, Spread
 from worker.bandit.ordering import best_values, greedy_slates
 from worker.bandit.planning import Planner, optimal_values, slate_values
 from worker.bandit.policies import Greedy, Ucbbp
-from worker.bandit.regret import best_revenue, pseudo_regret
+from worker.bandit.regret import best_revenue
 from worker.errors import InputError
 
-from .beliefs import belief, excluded_arms, lawful, probabilities, seeds
+from .beliefs import belief, excluded_arms, lawful, probabilities, pseudo_regret, seeds
 from .reference import bonus_of
 from .tastes import taste
 

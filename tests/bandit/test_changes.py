@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from worker.bandit.changes import CERTAIN, Windows
 from worker.bandit.click_model import inputs
+from worker.bandit.learning import CERTAIN, Windows
 from worker.bandit.personal import PersonalModel
 
 from .beliefs import lawful

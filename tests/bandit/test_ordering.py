@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM
-from worker.bandit.bonuses import Spread
+from worker.bandit.bonuses import BONUSES, Spread
 from worker.bandit.ordering import fixed_slates, greedy_slates, optimistic_slates
 from worker.bandit.planning import Planner
 
@@ -53,7 +53,10 @@ def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(seed, 
     hopeful = np.asarray(logistic(planner.model.log_odds(contexts) + beta * widths * factors), dtype=float)
     for slates, chances in (
         (greedy_slates(planner, contexts, masked), likely),
-        (optimistic_slates(planner, contexts, beta=beta, masked=masked, spread=spread), hopeful),
+        (
+            optimistic_slates(planner, contexts, beta=beta, bonus=BONUSES["value"], masked=masked, spread=spread),
+            hopeful,
+        ),
     ):
         for row in range(3):
             eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
@@ -113,7 +116,7 @@ def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_position_emp
     contexts, masked = np.array([[offset], [0.0]]), planner.masked(excluded)
     for slates in (
         greedy_slates(planner, contexts, masked),
-        optimistic_slates(planner, contexts, beta=beta, masked=masked),
+        optimistic_slates(planner, contexts, beta=beta, bonus=BONUSES["value"], masked=masked),
     ):
         for slate, gone in zip(slates, excluded, strict=True):
             shown = [arm for arm in slate.tolist() if arm != NO_ARM]

@@ -225,7 +225,7 @@ def test_the_same_data_give_the_same_bits_and_nothing_seen_is_nothing_learned(es
     assert prior.fold(data, estimator=estimator).model == again.fold(copied, estimator=estimator).model
     fit = prior.fold(seen(np.zeros((0, 3)), [], [], []), estimator=estimator, forgetting="auto")
     assert fit.model == prior
-    assert (fit.steps, fit.kept) == (0, 1.0)
+    assert fit.kept == 1.0
 
 
 @given(tastes(), st.sampled_from([1.0, 0.9, 0.01]))
@@ -258,7 +258,7 @@ def test_the_evidence_is_laplace_s_on_the_whole_matrix(given_case, additive: boo
     likelihood = np.log(np.where(data.clicked > 0, chances, 1 - chances)).sum()
     determinants = [np.linalg.slogdet(np.asarray(one, dtype=float))[1] for one in (matrix, information)]
     expected = float(likelihood - off @ matrix @ off / 2) + (determinants[0] - determinants[1]) / 2
-    after, _ = estimate(before, data, estimator="laplace")
+    after = estimate(before, data, estimator="laplace")
     assert evidence(before, after, data) == pytest.approx(expected, rel=1e-9)
 
 
@@ -362,7 +362,6 @@ def test_chosen_arms_keep_their_heads(scene: Tastes, data: st.DataObject) -> Non
 def test_a_packed_model_comes_back_to_the_bit(scene: Tastes) -> None:
     model = scene.model.choose_arms(range((scene.model.arms + 1) // 2))  # with inherited information
     packed = model.pack()
-    assert tuple(packed) == PersonalModel.fields
     back = PersonalModel.unpack(packed)
     assert back == model
     for name, array in back.pack().items():
@@ -383,7 +382,7 @@ def with_nan(array: Floats) -> Floats:
     return np.where(np.arange(array.size).reshape(array.shape) == 0, np.nan, array)
 
 
-@pytest.mark.parametrize("name", PersonalModel.fields)
+@pytest.mark.parametrize("name", PersonalModel.prior(dim=1, arms=1, ridge=1.0).pack())
 @pytest.mark.parametrize("how", [with_nan, lambda array: array[1:], lambda array: array[None], lambda _: "abc"])
 def test_arrays_of_the_wrong_shape_or_not_finite_are_refused(name: str, how: Any) -> None:
     with pytest.raises(InputError):

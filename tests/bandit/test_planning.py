@@ -176,7 +176,7 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
         replace(AdditiveModel.prior(dim=4, arms=9, ridge=1.0), precision=precision), np.ones(9), horizon=1
     )
     actual = planner.heads.widths(contexts[:20])
-    np.testing.assert_allclose(actual, precision.widths(contexts[:20]), rtol=1e-4)
+    np.testing.assert_allclose(actual, np.sqrt(precision.squared_widths(contexts[:20])), rtol=1e-4)
     assert (actual**2 >= 1 / precision.arms * (1 - 1e-6)).all()
 
 

@@ -15,9 +15,9 @@ from worker.bandit.arrays import NO_ARM
 from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Greedy, Random
-from worker.bandit.regret import best_revenue, optimistic_gap, posterior_regret, pseudo_regret
+from worker.bandit.regret import best_revenue, optimistic_gap, posterior_regret
 
-from .beliefs import belief, lawful, probabilities, seeds
+from .beliefs import belief, lawful, probabilities, pseudo_regret, seeds
 from .reference import best_value, logistic, slate_value, squared_widths
 
 Slate = NDArray[np.intp]

@@ -16,7 +16,7 @@ from tests.deploy.files import DEPLOY, documents
 from tests.programs import needs
 from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
-from worker.metrics import CATALOGUE
+from worker.metrics.catalogue import CATALOGUE
 from worker.stream.accounts import ROWS
 
 #: The metrics of all processes: workers and simulated traffic, HTTP, gateways.

@@ -15,8 +15,7 @@ import pytest
 from tests.embedded.traffic import ARMS, SECOND, START, arrivals, deliver, finish, settings
 from tests.serve.folder import FolderTap, Served
 from worker.cli.main import main
-from worker.embedded.outputs import Headers
-from worker.embedded.runner import Embedded
+from worker.embedded.runner import Embedded, Headers
 from worker.logs.format import LogWriter
 from worker.serve.recording import RECORD, LogOnDisk
 from worker.serve.state import StateFolder

@@ -16,10 +16,9 @@ from worker.errors import FailedError, InputError
 from worker.evaluate import evaluation as module
 from worker.evaluate.estimators import Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.logged import CONTROL, NO_VERSION, OPEN, UNCERTAIN
-from worker.evaluate.planning import Assembled
+from worker.evaluate.planning import Assembled, Change, align
+from worker.evaluate.sessions import CONTROL, NO_VERSION, OPEN, UNCERTAIN
 from worker.evaluate.support import weigh
-from worker.evaluate.targets import Change, align
 from worker.replay.relearn import relearn
 from worker.simulation.demo.run import Demo
 from worker.simulation.users import Habits

@@ -13,7 +13,7 @@ import pytest
 from worker.cli.main import main
 from worker.errors import InputError
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.targets import Change
+from worker.evaluate.planning import Change
 from worker.stream.parameters import decode_parameters
 
 from ..programs import show

@@ -42,7 +42,9 @@ class Memory:
             raise RuntimeError("a defect")
         if request.session_id.startswith("unavailable"):
             raise UnavailableError("as a test")
-        arrival = decode_arrival(request.record(NOW), limits=Limits(), dim=DIM, timestamp=NOW)
+        arrival = decode_arrival(
+            request.record(NOW), LearningSettings(dim=DIM, standardise=False), limits=Limits(), timestamp=NOW
+        )
         session = Session(NOW, NOW + 60_000, b"", (), 0, SLATE, ("exploit",) * 3, None, (0.3, 0.2, 0.1))
         if self.slow:
             return Answer(arrival.session_id, _decision(arrival.session_id, session), fallback=True)

@@ -11,7 +11,7 @@ from tests.http.running import HttpClient
 from worker.errors import FailedError
 from worker.http.pages import Page, operations
 from worker.http.server import WebServer
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 
 HELLO = {"/": lambda _: Page(body=b"hello")}
 

@@ -9,8 +9,7 @@ import orjson
 from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, settings
 from tests.kafka.fleet import Fleet
 from tests.programs import eventually
-from worker.embedded.outputs import Headers
-from worker.embedded.runner import Embedded
+from worker.embedded.runner import Embedded, Headers
 from worker.stream.topology import Record
 
 #: The step of event time. A version is in force a lateness after it was made, so no step may be longer.

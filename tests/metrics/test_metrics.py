@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.metrics.episodes import WINDOW, an_episode
 from tests.programs import needs
 from tests.stream.test_lift import drawn
-from worker.metrics import CATALOGUE, CONSUMED, IDENTITIES, Histogram, Metrics
-from worker.metrics.catalogue import MOST_ADS
-from worker.metrics.history import DURATION_BOUNDS, MOST_MARKS, MOST_WINDOWS
+from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES, MOST_ADS
+from worker.metrics.history import DURATION_BOUNDS, MOST_MARKS, MOST_WINDOWS, Histogram
+from worker.metrics.observer import Metrics
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
 from worker.stream.accounts import ROWS, Accounts, Sums
@@ -262,7 +262,7 @@ def test_a_bucket_counts_the_values_at_or_below_its_bound():
 
 def test_a_batch_without_decisions_has_a_size_but_no_duration():
     metrics = Metrics()
-    metrics.batch(Emits(), records=7, seconds=0.5)
+    metrics.batches([Emits()], records=7, seconds=0.5)
     found = samples(metrics)
     assert found["adcascade_decision_duration_seconds_count"][()] == 0
     assert found["adcascade_batch_records_sum"][()] == 7
@@ -300,9 +300,9 @@ def test_a_window_reported_twice_is_kept_once():
 
 def test_a_snapshot_does_not_change():
     metrics = Metrics()
-    metrics.batch(Emits(tally=Tally(arrivals=1, opened=1)), 1, 0.1)
+    metrics.batches([Emits(tally=Tally(arrivals=1, opened=1))], 1, 0.1)
     before = metrics.snapshot()
-    metrics.batch(Emits(tally=Tally(arrivals=1, opened=1)), 1, 0.1)
+    metrics.batches([Emits(tally=Tally(arrivals=1, opened=1))], 1, 0.1)
     metrics.episode(an_episode())
     assert (before.now.tally.arrivals, before.windows, before.numbers["episodes_closed"]) == (1, (), 0)
     assert before.now.histograms["batch_records"][()].sum == 1

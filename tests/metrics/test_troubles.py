@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from worker.http.pages import operations
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.metrics.troubles import ACTIVE, BETWEEN_LINES, TroubleLog
 from worker.stream.topology import Emits, Tally
 from worker.stream.troubles import LONGEST_EXAMPLE, TROUBLES, Troubles
@@ -137,7 +137,7 @@ def test_bad_trouble_comes_first_and_everybody_shows_it():
     batch.add("split-sessions", "session s")
     emits = Emits()
     emits.tally.troubles.update(batch)
-    metrics.batch(emits, 1, 0.0)
+    metrics.batches([emits], 1, 0.0)
     value = metrics.registry.get_sample_value
     assert value("adcascade_trouble", {"kind": "too-large-output", "level": "warn"}) == 1
     assert value("adcascade_trouble", {"kind": "clock", "level": "bad"}) == 0

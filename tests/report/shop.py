@@ -11,8 +11,7 @@ import numpy as np
 import orjson
 
 from tests.serve.folder import FolderTap
-from worker.embedded.outputs import Tap
-from worker.embedded.runner import Embedded
+from worker.embedded.runner import Embedded, Tap
 from worker.logs.format import LogWriter
 from worker.stream.events import Order
 from worker.stream.features import Features

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.stream.scenes import feedback, opened, progress
-from worker.embedded.outputs import Headers, Tap
+from worker.embedded.runner import Headers, Tap
 from worker.runtime.learner_process import LearnerStatus
 from worker.runtime.settings import ProcessSettings
 from worker.serve.control import OrderDesk

@@ -15,7 +15,7 @@ import pytest
 from worker.errors import FailedError
 from worker.http.api import read_arrive, read_feedback
 from worker.http.service import AdRequest, Answer, UnavailableError, UnknownSessionError
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.settings import ProcessSettings
 from worker.secret import Secret
 from worker.serve.runner import ServeRunner

@@ -16,9 +16,12 @@ from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
 from worker.simulation.world import first_clicks
 from worker.simulation.worth import Valuer
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
+from worker.stream.settings import LearningSettings
 
 ARMS = ("ad-1", "ad-2", "ad-3")
 HORIZON = 4
+
+PLAIN = LearningSettings(dim=3, standardise=False)
 
 
 def crowd(
@@ -76,7 +79,7 @@ def test_arrivals_are_valid_and_have_the_context_of_the_user():
     users = crowd(habits=TIDY)
     cohort = users.cohort(0)
     for index, record in enumerate(sorted(users.arrivals(0), key=lambda r: int(r.key.decode().rpartition("-")[2]))):
-        event = decode_arrival(record.value, limits=Limits(), dim=3, timestamp=record.time)
+        event = decode_arrival(record.value, PLAIN, limits=Limits(), timestamp=record.time)
         assert event.session_id.encode() == record.key
         assert event.occurred_at == cohort.arrived_at[index] <= record.time
         assert event.context == tuple(cohort.contexts[index].tolist())
@@ -191,7 +194,7 @@ def test_the_delay_of_records_is_limited():
     habits = Habits(disordered=1, duplicates=0, poison=0)
     users = crowd(rate=1_000, habits=habits)
     delays = [
-        r.time - decode_arrival(r.value, limits=Limits(), dim=3, timestamp=r.time).occurred_at
+        r.time - decode_arrival(r.value, PLAIN, limits=Limits(), timestamp=r.time).occurred_at
         for r in users.arrivals(0)
     ]
     assert max(delays) <= habits.disorder

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -106,19 +107,24 @@ def command(draw: st.DrawFn) -> Command:
     return Command(action=action, version=draw(st.integers(0, MOST)) if action == "rollback" else None)
 
 
+def settings(dim: int) -> Any:
+    """Return what decoding needs of settings; schemas know no dimension, not even that it is above 0."""
+    return SimpleNamespace(dim=dim, standardise=False, grace=0)
+
+
 def arrive(value: bytes | None) -> Arrival:
     """Read an arrival, whatever dimension it has and whatever names its context has."""
     if (names := _names(value)) is not None:
         features = Features.of_table({"context": names or {"nothing": "number"}})
         encoder = context_encoder(features)
-        return decoding.decode_arrival(value, limits=WIDE, dim=features.dim, timestamp=0, encoder=encoder)
+        return decoding.decode_arrival(value, settings(features.dim), limits=WIDE, timestamp=0, encoder=encoder)
     try:
-        return decoding.decode_arrival(value, limits=WIDE, dim=-1, timestamp=0)
+        return decoding.decode_arrival(value, settings(-1), limits=WIDE, timestamp=0)
     except decoding.Rejected as rejected:
         if rejected.reason != "dimension":
             raise
         found = int(rejected.error.split("has ")[1].split(" ")[0])
-        return decoding.decode_arrival(value, limits=WIDE, dim=found, timestamp=0)
+        return decoding.decode_arrival(value, settings(found), limits=WIDE, timestamp=0)
 
 
 def _names(value: bytes | None) -> dict[str, Any] | None:

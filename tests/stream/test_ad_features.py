@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from worker.bandit.arrays import Floats
 from worker.bandit.click_model import Observations
 from worker.errors import InputError
 from worker.stream import version_sizes
@@ -17,7 +18,7 @@ from worker.stream.chance import hashed_column
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Order, encode_event
 from worker.stream.features import Features
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.parameters import Parameters, ad_columns, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import encode_parameters
 
@@ -32,6 +33,10 @@ def first(arms: tuple[Arm, ...] = ARMS, features: Features | None = DECLARED) ->
     return Parameters.first(LearningSettings(dim=2, features=features), arms)
 
 
+def columns_of(version: Parameters) -> Floats:
+    return ad_columns(version.settings, version.arms)
+
+
 def ordered(
     *orders: Order, arms: tuple[Arm, ...] = ARMS, features: Features | None = DECLARED
 ) -> tuple[Learner, Outcome]:
@@ -40,7 +45,7 @@ def ordered(
 
 
 def test_numbers_are_standardised_by_the_first_catalogue_and_categories_are_marks() -> None:
-    columns = first().ad_columns
+    columns = columns_of(first())
     shops = [[float(place == hashed_column("shop", shop, 3)) for place in range(3)] for shop in "xy"]
     assert columns == pytest.approx(np.array([[-1.0, 1.0, 0.0, *shops[0]], [1.0, 0.0, 0.0, *shops[1]]]))
     price = first().settings.features.ads[0]  # type: ignore[union-attr]
@@ -51,20 +56,20 @@ def test_a_later_ad_is_on_the_scale_of_the_first_catalogue_and_clipped() -> None
     features: Any = {"price": 1e9, "brand": "south", "shop": "x"}
     learner, outcome = ordered(ArmChange(arm="c", reward=1.0, active=True, features=features))
     assert not outcome.refusals
-    assert learner.current.ad_columns[2, :3].tolist() == [8.0, 0.0, 1.0]
-    assert np.array_equal(learner.current.ad_columns[:2], first().ad_columns)
+    assert columns_of(learner.current)[2, :3].tolist() == [8.0, 0.0, 1.0]
+    assert np.array_equal(columns_of(learner.current)[:2], columns_of(first()))
 
 
 def test_a_number_that_was_constant_has_scale_one() -> None:
     arms = tuple(Arm(arm=name, reward=1.0, features={"size": 0.1}) for name in "abc")
     version = first(arms, None)
-    assert version.ad_columns.tolist() == [[0.0], [0.0], [0.0]]
+    assert columns_of(version).tolist() == [[0.0], [0.0], [0.0]]
     assert version.settings.features.ads[0].scale == 1.0  # type: ignore[union-attr]
 
 
 def test_without_features_there_are_no_columns_and_no_declaration() -> None:
     version = first((Arm(arm="a", reward=1.0),), None)
-    assert version.ad_columns.shape == (1, 0)
+    assert columns_of(version).shape == (1, 0)
     assert version.settings.features is None
 
 
@@ -172,7 +177,7 @@ PRICED_ARMS = tuple(
 
 def test_the_revenue_of_an_ad_may_be_declared_as_a_feature_and_counts_by_its_logarithm() -> None:
     version = first(PRICED_ARMS, PRICED)
-    assert version.ad_columns[:, 0] == pytest.approx(np.sqrt(1.5) * np.array([-1.0, 0.0, 1.0]))
+    assert columns_of(version)[:, 0] == pytest.approx(np.sqrt(1.5) * np.array([-1.0, 0.0, 1.0]))
     assert decode_parameters(encode_parameters(version)) == version
 
 
@@ -189,7 +194,7 @@ def test_after_a_new_price_the_column_follows_and_the_coefficients_of_the_ad_sta
     learned = replace(before, model=before.model.fold(seen, estimator="laplace").model)
     repriced = carry_out(learned, ArmChange(arm="a", reward=10.0, active=True), {})
     assert isinstance(repriced, Parameters)
-    assert repriced.ad_columns[0].tolist() == repriced.ad_columns[2].tolist()
+    assert columns_of(repriced)[0].tolist() == columns_of(repriced)[2].tolist()
     assert repriced.model.head(0)[0] == pytest.approx(learned.model.head(0)[0], abs=1e-12)  # type: ignore[attr-defined]
     new = tuple(
         ArmEntry(arm=name, reward=reward, active=True, features={"brand": "north"})

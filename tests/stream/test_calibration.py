@@ -11,7 +11,7 @@ import pytest
 from tests.stream.scenes import feedback, opened, progress, written
 from worker.bandit.arrays import sigmoid
 from worker.bandit.click_model import Observations
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.stream import folding
 from worker.stream.calibration import MEMORY, Calibration, Predicted
 from worker.stream.catalogue import carry_out

@@ -23,14 +23,19 @@ from worker.stream.decoding import (
     decode_journal,
 )
 from worker.stream.events import Arrival, encode_event
+from worker.stream.settings import LearningSettings
 
 NOW = 1_700_000_000_000
 ARRIVAL = {"session_id": "s-1", "occurred_at": NOW, "context": [0.5, -1.0]}
 FEEDBACK = {"session_id": "s-1", "occurred_at": NOW, "position": 2, "arm": "shoes", "clicked": True}
 
 
+def settings_of(dim: int) -> LearningSettings:
+    return LearningSettings(dim=dim, standardise=False, session_timeout=0, lateness=0)
+
+
 def arrive(value: bytes | None, limits: Limits = Limits(), dim: int = 2) -> Arrival:  # noqa: B008
-    return decode_arrival(value, limits=limits, dim=dim, timestamp=NOW)
+    return decode_arrival(value, settings_of(dim), limits=limits, timestamp=NOW)
 
 
 def feedback_reason(value: bytes | None, limits: Limits = Limits()) -> str:  # noqa: B008
@@ -177,8 +182,10 @@ def test_an_event_may_be_ahead_of_its_record_by_the_limit_and_no_more() -> None:
 
 def test_an_event_may_be_behind_its_record_by_limit_and_grace_and_no_more() -> None:
     oldest, limits = NOW - 3_600_000 - 65_000, Limits()
-    for read, record, size in ((decode_arrival, ARRIVAL, {"dim": 2}), (decode_feedback, FEEDBACK, {"horizon": 5})):
-        options: dict[str, Any] = {"limits": limits, "grace": 65_000, **size}
+    settings = LearningSettings(dim=2, session_timeout=60_000, lateness=5_000)
+    arrivals, answers = {"settings": settings}, {"horizon": 5, "grace": 65_000}
+    for read, record, how in ((decode_arrival, ARRIVAL, arrivals), (decode_feedback, FEEDBACK, answers)):
+        options: dict[str, Any] = {"limits": limits, **how}
         assert read(changed(record, occurred_at=oldest), timestamp=NOW, **options).occurred_at == oldest
         with pytest.raises(Rejected) as caught:
             read(changed(record, occurred_at=oldest - 1), timestamp=NOW, **options)
@@ -207,7 +214,7 @@ def test_the_text_guesses_the_unit_of_a_time(occurred_at: int, reason: str, unit
 
 def test_the_text_guesses_no_unit_from_a_record_without_a_plausible_time() -> None:
     with pytest.raises(Rejected) as caught:
-        decode_arrival(changed(ARRIVAL), timestamp=1, limits=Limits(), dim=2)
+        decode_arrival(changed(ARRIVAL), settings_of(2), timestamp=1, limits=Limits())
     assert "looks like" not in caught.value.error
 
 

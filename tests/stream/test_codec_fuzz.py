@@ -19,6 +19,7 @@ from tests.stream.scenes import decision, feedback, opened
 from worker.stream import decoding
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, ArmChange, Arrival, Command, Feedback, Progress, encode_event
+from worker.stream.settings import LearningSettings
 
 RECORDS = int(os.environ.get("ADCASCADE_FUZZ", "50000"))
 SEED = 20_251_116
@@ -29,7 +30,7 @@ MARK = "PAYLOAD"
 
 
 def decode_arrival(value: bytes) -> Arrival:
-    return decoding.decode_arrival(value, limits=LIMITS, dim=4, timestamp=NOW)
+    return decoding.decode_arrival(value, LearningSettings(dim=4, standardise=False), limits=LIMITS, timestamp=NOW)
 
 
 def decode_feedback(value: bytes) -> Feedback:

@@ -314,9 +314,9 @@ def test_names_of_the_declarations_before_and_after_are_understood_or_ignored() 
     known = Versions(before)
     assert known.encoders is not None
     with pytest.raises(InputError, match=r"context.years is not declared"):
-        known.encoders.at(5).encode({"years": 3})
+        known.encoders(5).encode({"years": 3})
     known.learn(after)
-    old, new = known.encoders.at(999), known.encoders.at(1000)
+    old, new = known.encoders(999), known.encoders(1000)
     assert old.encode({"years": 3, "visits": 5, "city": 7}) == (3.0, *[0.0] * 6)
     assert old.encode({"years": 3, "age": 4})[0] == 4.0
     assert new.encode({"age": 3, "city": "Rome", "visits": 5}) == (3.0, 0.0, 1.0, 5.0)

@@ -44,7 +44,8 @@ def settings(**changes: Any) -> LearningSettings:
 def decode(context: Any, *, features: Features | None = DECLARED, standardise: bool = True, dim: int = 8) -> Arrival:
     value = json.dumps({"session_id": "s", "occurred_at": 5, "context": context}).encode()
     encoder = context_encoder(features)
-    return decode_arrival(value, limits=Limits(), dim=dim, timestamp=0, encoder=encoder, standardise=standardise)
+    version = LearningSettings(dim=dim, standardise=standardise)
+    return decode_arrival(value, version, limits=Limits(), timestamp=0, encoder=encoder)
 
 
 # ── the declaration ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -453,12 +453,13 @@ class Training:
 
     def __call__(self, parent: Parameters, window: ClosedWindow, predicted: object = None) -> Parameters:
         sessions = [int(np.frombuffer(plan.context)[0]) for plan in window.plans]
-        displays = [
-            (sessions[row], arm, c) for row, arm, c in zip(window.rows, window.arms, window.clicked, strict=True)
-        ]
-        names = list(window.slates.names)
-        codes = zip(window.unanswered_rows, window.unanswered_codes, strict=True)
-        silent = [(sessions[row], names[code]) for row, code in codes]
+        names, displays, silent = list(window.slates.names), list[tuple[int, str, bool]](), list[tuple[int, str]]()
+        columns = (window.rows, window.codes, window.clicked, window.answered)
+        for row, code, clicked, answered in zip(*(column.tolist() for column in columns), strict=True):
+            if answered:
+                displays.append((sessions[row], names[code], clicked))
+            else:
+                silent.append((sessions[row], names[code]))
         self.trained.update(displays)
         self.silent.update(silent)
         self.slates.update(zip(sessions, (plan.slate for plan in window.plans), strict=True))

@@ -47,7 +47,7 @@ def test_progress_of_more_partitions_than_topics_have_is_passed_over(partitions:
     true = encode_event(Progress(partition=0, partitions=1, time=7))
     _, peak = allocated(lambda: learner.handle([(0, forged), (1, true)]))
     assert peak < 100 * KB
-    assert (learner.watermark.partitions, learner.watermark.time) == (1, 7)
+    assert learner.watermark.by_partition() == {0: 7}
     assert [kind for kind, *_ in learner.handle([(2, forged)]).troubles] == ["fold-passed-over"]
 
 

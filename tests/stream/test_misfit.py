@@ -13,7 +13,7 @@ from worker.simulation.experiment.settings import ExperimentSettings, Experiment
 from worker.stream import misfit
 from worker.stream.feature_changes import recast
 from worker.stream.features import Features
-from worker.stream.misfit import AD, Misfit, advice, missed_by, pairs_of
+from worker.stream.misfit import AD, Misfit, advice, missed_by, pairs_under
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 
@@ -28,7 +28,7 @@ ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=1.0))
 
 
 def test_all_pairs_are_tested_but_declared_crosses_and_those_of_more_columns_than_a_cross_may_have() -> None:
-    pairs = pairs_of(DECLARED, DECLARED.dim, tastes=False, arms=2)
+    pairs = pairs_under(LearningSettings(dim=DECLARED.dim, features=DECLARED), 2)
     assert pairs.names == (("age", "device"), ("age", "city"), ("device", "hour"), ("city", "hour"))
     assert (pairs.firsts, pairs.left_out) == ((0, 2, 42, 44, 84), 1)
     assert pairs.products.left[:3].tolist() == [0, 0, 0]
@@ -36,14 +36,14 @@ def test_all_pairs_are_tested_but_declared_crosses_and_those_of_more_columns_tha
 
 
 def test_a_model_without_tastes_is_tested_for_them() -> None:
-    pairs = pairs_of(None, 2, tastes=True, arms=2)
+    pairs = pairs_under(LearningSettings(dim=2, model="additive"), 2)
     assert pairs.names == ((AD, "x[1]"), (AD, "x[2]"), ("x[1]", "x[2]"))
     assert pairs.products.right.tolist() == [NOTHING, NOTHING, 1]
 
 
 @pytest.mark.parametrize("arms", [1, 100, 30_000, 40_000])
 def test_more_ads_test_a_part_of_the_same_pairs_and_never_too_many(arms: int) -> None:
-    every, some = (pairs_of(None, 20, tastes=False, arms=count) for count in (1, arms))
+    every, some = (pairs_under(LearningSettings(dim=20), count) for count in (1, arms))
     assert some.names == every.names[: len(some.names)]
     assert len(some.names) == min(190, misfit.MOST_SUMS // arms)
     assert len(some.names) + some.left_out == 190

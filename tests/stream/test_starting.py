@@ -118,10 +118,13 @@ def test_every_other_setting_is_that_of_the_command() -> None:
     ("changes", "message"),
     [
         ({"model": "additive"}, "another model: its model is personal, not additive"),
-        ({"features": {"context": {"age": "number", "city": ["x", "y"]}}}, "declared ones: city, device"),
-        ({"features": {"context": {"age": "number", "device": ["desktop", "tv"]}}}, "declared ones: device"),
-        ({"features": {"context": CONTEXT, "crosses": "all"}}, "declared ones: age × device"),
-        ({"features": {"ads": {"colour": "number"}}}, "declared ones: colour, size"),
+        ({"features": {"context": {"age": "number", "city": ["x", "y"]}}}, r"declared ones: \+ city, − device"),
+        (
+            {"features": {"context": {"age": "number", "device": ["desktop", "tv"]}}},
+            r"declared ones: \+ device=tv, − device=mobile",
+        ),
+        ({"features": {"context": CONTEXT, "crosses": "all"}}, r"declared ones: \+ age × device"),
+        ({"features": {"ads": {"colour": "number"}}}, r"declared ones: \+ colour, − size"),
     ],
 )
 def test_a_history_that_does_not_fit_is_refused_with_the_difference(changes: dict[str, Any], message: str) -> None:
@@ -129,6 +132,12 @@ def test_a_history_that_does_not_fit_is_refused_with_the_difference(changes: dic
         changes = {"features": Features.of_table(changes["features"])}
     with pytest.raises(InputError, match=f"a history of .*{message}(;|$)"):
         start(**changes)
+
+
+def test_the_same_features_in_another_order_are_those_of_the_history() -> None:
+    turned = Features.of_table({"context": dict(reversed(CONTEXT.items()))})
+    assert turned.context != HISTORY.settings.features.context
+    assert start(features=turned).settings.features == HISTORY.settings.features
 
 
 def test_other_features_of_ads_and_a_history_of_nothing_are_refused() -> None:

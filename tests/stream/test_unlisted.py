@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stream.scenes import TOPICS, serving
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.topology import Record
-from worker.stream.unlisted import LONGEST_VALUE, MOST_VALUES, OFTEN, Unlisted
+from worker.stream.topology import LONGEST_VALUE, MOST_VALUES, OFTEN, Record, Unlisted
 from worker.web.status import StatusDocument
 
 DECLARED = Features.of_table(
@@ -61,7 +60,7 @@ def test_values_that_a_category_does_not_list_are_counted_by_feature_and_missing
 def test_the_trouble_names_the_feature_and_the_status_page_the_values_that_come_often() -> None:
     metrics = Metrics()
     long, rare = {"device": "watch" * 100}, {"device": "someone@example.org"}
-    metrics.batch(handled(*[long] * OFTEN, *[rare] * (OFTEN - 1)), 2 * OFTEN - 1, 0.1)
+    metrics.batches([handled(*[long] * OFTEN, *[rare] * (OFTEN - 1))], 2 * OFTEN - 1, 0.1)
     assert metrics.registry.get_sample_value("adcascade_unlisted_values_total") == 2 * OFTEN - 1
     (line,) = metrics.trouble_lines()
     assert line.startswith("unlisted-values: ")

@@ -14,7 +14,7 @@ from tests.transport.memory import Cluster, FakeProducer, Write
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
 from worker.kafka.polls import Flights, Poll, RecordList, Writer
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.clock import Clock, steady_clock
 from worker.runtime.settings import ProcessSettings
 from worker.stream.parameters import Parameters

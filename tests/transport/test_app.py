@@ -21,7 +21,7 @@ from worker.kafka import app as app_module
 from worker.kafka.app import WorkerApp, worker_app
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.store import SessionStore
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.stream.topology import Topics
 
 TOPICS = Topics("t")

@@ -19,7 +19,7 @@ from worker.errors import FailedError
 from worker.kafka.clients import TopicReader
 from worker.kafka.learner import JournalPublisher
 from worker.kafka.parameters import PublishedParameters, decoded
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.stream.catalogue import Refusal
 from worker.stream.events import Command, Progress, encode_event
 from worker.stream.learner import Learner

@@ -19,8 +19,8 @@ from worker.kafka import partitions as module
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
 from worker.kafka.polls import Poll, RecordList
-from worker.metrics import Metrics
 from worker.metrics.catalogue import STAGES
+from worker.metrics.observer import Metrics
 from worker.runtime.settings import ProcessSettings
 from worker.stream.serving import Serving
 from worker.stream.topology import Emits, Record, Tally, Topics

@@ -19,7 +19,7 @@ from tests.programs import until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, event
 from worker.errors import FailedError, InputError
 from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.settings import ProcessSettings, different
 from worker.runtime.supervision import Pauses
 from worker.stream.features import Features

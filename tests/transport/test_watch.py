@@ -11,7 +11,7 @@ import pytest
 from tests.embedded.traffic import START
 from tests.transport.fake import new_partitions
 from worker.kafka.monitor import PATIENCE, WorkerMonitor
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.learner_process import LearnerStatus, count_report
 from worker.stream.parameters import Parameters

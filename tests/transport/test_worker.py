@@ -13,7 +13,7 @@ from tests.kafka.golden import Golden, last_decisions
 from tests.transport.fake import ZERO, FakeWorker, new_partitions, settle
 from tests.transport.memory import Cluster
 from worker.kafka.progress import ProgressReporter
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.stream.learner import Learner
 from worker.stream.topology import Topics
 

@@ -20,8 +20,8 @@ from worker.bandit.click_model import Observations
 from worker.bandit.personal import PersonalModel
 from worker.embedded.runner import Embedded
 from worker.http.server import WebServer
-from worker.metrics import Metrics
 from worker.metrics.history import MOST_MARKS, exploration_share
+from worker.metrics.observer import Metrics
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
 from worker.stream.contexts import pack_context
@@ -138,7 +138,7 @@ def test_click_rates_are_among_the_sessions_without_an_earlier_click():
     metrics.version(a_version())
     tally = Tally(arrivals=100, opened=100)
     tally.clicks.update({1: 20, 3: 40})
-    metrics.batch(Emits(tally=tally), 100, 0.01)
+    metrics.batches([Emits(tally=tally)], 100, 0.01)
     rows = positions(metrics.snapshot())
     assert [(row["sessions"], row["clicks"]) for row in rows] == [(100, 20), (80, 0), (80, 40), (40, 0), (40, 0)]
 
@@ -149,12 +149,12 @@ def test_recent_figures_leave_out_events_before_the_oldest_mark():
     metrics.watermark(0)
     old = Tally(arrivals=100, opened=100)
     old.clicks[1] = 90
-    metrics.batch(Emits(tally=old), 100, 0.01)
+    metrics.batches([Emits(tally=old)], 100, 0.01)
     for minute in range(1, MOST_MARKS + 1):
         metrics.watermark(minute * 60_000)
     new = Tally(arrivals=50, opened=50)
     new.clicks[1] = 5
-    metrics.batch(Emits(tally=new), 50, 0.01)
+    metrics.batches([Emits(tally=new)], 50, 0.01)
     snapshot = metrics.snapshot()
     rows = positions(snapshot)
     assert (rows[0]["sessions"], rows[0]["clicks"]) == (50, 5)
@@ -200,7 +200,7 @@ def test_the_document_averages_over_the_contexts_of_recent_batches():
     metrics.version(a_version())
     assert document(metrics)["users"] == 0
     for _ in range(3):
-        metrics.batch(Emits(sample=pack_context((1.0, 0.0))), 1, 0.0)
+        metrics.batches([Emits(sample=pack_context((1.0, 0.0)))], 1, 0.0)
     assert document(metrics)["users"] == 3
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.web.browser import Tab, browser_tab, chromium
 from worker.http.pages import operations
 from worker.http.server import WebServer
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.stream.settings import Arm
 from worker.web.status import status_routes

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, chosen, freeze_fields, row_products, sigmoid
-from worker.bandit.click_model import ClickModel, Observations, inputs
+from worker.bandit.click_model import ClickModel, Described, Observations, inputs
 from worker.bandit.estimators import ByArm, Coefficients
 from worker.bandit.groups import INTERCEPT_PRECISION, Groups, known_or
 from worker.bandit.learning import LinearModel
@@ -49,14 +49,6 @@ class AdditiveModel(LinearModel):
     """
 
     name: ClassVar[str] = "additive"
-    fields: ClassVar[tuple[str, ...]] = (
-        "theta_context",
-        "theta_arms",
-        "precision.context",
-        "precision.cross",
-        "precision.arms",
-        "precision.prior",
-    )
 
     theta_context: Floats
     theta_arms: Floats
@@ -72,25 +64,13 @@ class AdditiveModel(LinearModel):
             raise InputError("precision.prior must be above zero, and at most as long as theta_context")
 
     @classmethod
-    def prior(
-        cls,
-        *,
-        dim: int,
-        arms: int,
-        ridge: float,
-        features: Floats | None = None,
-        intercept: bool = False,
-        horizon: int = 1,
-        groups: Groups | None = None,
-        ad_groups: Groups | None = None,
-    ) -> AdditiveModel:
-        if not intercept:
+    def prior(cls, *, dim: int, arms: int, ridge: float, **known: Unpack[Described]) -> AdditiveModel:
+        if not known.get("intercept"):
             return cls.certain(np.zeros(dim), np.zeros(arms), ridge=ridge)
-        groups = groups or Groups.vector(dim)
+        groups = known.get("groups") or Groups.vector(dim)
         prior = np.concatenate([[INTERCEPT_PRECISION], ridge * groups.by_column(groups.first)])
-        precision = Precision.diagonal(
-            np.concatenate([prior, np.ones(horizon - 1)]), np.full(arms, INTERCEPT_PRECISION)
-        )
+        effects = np.ones(known.get("horizon", 1) - 1)
+        precision = Precision.diagonal(np.concatenate([prior, effects]), np.full(arms, INTERCEPT_PRECISION))
         return cls(
             theta_context=np.zeros(precision.dim),
             theta_arms=np.zeros(arms),
@@ -108,12 +88,13 @@ class AdditiveModel(LinearModel):
 
     @classmethod
     def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = False) -> AdditiveModel:
+        theta_context, theta_arms = arrays["theta_context"], arrays["theta_arms"]
         context, cross, arms = (arrays[f"precision.{part}"] for part in ("context", "cross", "arms"))
         if cross.size == 0:
             cross = cross.reshape(len(arms), len(context))
         model = cls(
-            theta_context=arrays["theta_context"],
-            theta_arms=arrays["theta_arms"],
+            theta_context=theta_context,
+            theta_arms=theta_arms,
             precision=Precision(context=context, cross=cross, arms=arms),
             prior_precision=arrays["precision.prior"],
             intercept=intercept,
@@ -123,9 +104,14 @@ class AdditiveModel(LinearModel):
         return model
 
     def pack(self) -> dict[str, Floats]:
-        precision = self.precision
-        parts = (self.theta_context, self.theta_arms, precision.context, precision.cross, precision.arms)
-        return dict(zip(self.fields, (*parts, self.prior_precision), strict=True))
+        return {
+            "theta_context": self.theta_context,
+            "theta_arms": self.theta_arms,
+            "precision.context": self.precision.context,
+            "precision.cross": self.precision.cross,
+            "precision.arms": self.precision.arms,
+            "precision.prior": self.prior_precision,
+        }
 
     @property
     def dim(self) -> int:
@@ -157,7 +143,7 @@ class AdditiveModel(LinearModel):
         return np.where((arms >= 0) & (arms < self.arms), odds, -np.inf)
 
     def widths(self, contexts: Floats) -> Floats:
-        return self.precision.widths(self.inputs_of(contexts))
+        return np.sqrt(self.precision.squared_widths(self.inputs_of(contexts)))
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
         return self.precision.squared_widths_of(self.inputs_of(contexts), arms)

@@ -158,11 +158,6 @@ class Cascade:
             rates=None if rates is None or rates.are_all_one else rates.of_arms(shown, horizon),
         )
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every position is like the first, and everybody goes on."""
-        return self.odds is None and self.rates is None
-
     def astype(self, dtype: DTypeLike) -> Cascade:
         """Return the same numbers in another precision."""
         odds, rates = (None if part is None else part.astype(dtype) for part in (self.odds, self.rates))

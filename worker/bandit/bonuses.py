@@ -135,10 +135,7 @@ class PaperBonus(Bonus):
 
 
 BONUSES: Mapping[str, Bonus] = {bonus.name: bonus for bonus in (CurveBonus(), ValueBonus(), PaperBonus())}
-
-
 CURVE = BONUSES["curve"]
-VALUE = BONUSES["value"]
 
 
 def bonus_named(name: str) -> Bonus:

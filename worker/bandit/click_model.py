@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -94,32 +94,33 @@ class Truth(Protocol):
         """Return the same of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
 
 
+class Described(TypedDict, total=False):
+    """What else is known of contexts, arms and sessions before any data.
+
+    features : (K, columns), those of the arms; a model may ignore them
+    intercept : whether there is one; a model may need it
+    horizon : the number of positions, 1 by default
+    groups : the declared features of contexts, one vector by default
+    ad_groups : the declared features of arms, numbers by default
+    """
+
+    features: Floats | None
+    intercept: bool
+    horizon: int
+    groups: Groups | None
+    ad_groups: Groups | None
+
+
 class ClickModel(Truth, Protocol):
     """A belief about clicks on K arms, given contexts of d numbers."""
 
     name: ClassVar[str]
-    #: Names of the arrays that `pack` returns and `unpack` takes; a dot nests them in the record of a version.
-    fields: ClassVar[tuple[str, ...]]
 
     @classmethod
-    def prior(
-        cls,
-        *,
-        dim: int,
-        arms: int,
-        ridge: float,
-        features: Floats | None = None,
-        intercept: bool = True,
-        horizon: int = 1,
-        groups: Groups | None = None,
-        ad_groups: Groups | None = None,
-    ) -> ClickModel:
+    def prior(cls, *, dim: int, arms: int, ridge: float, **known: Unpack[Described]) -> ClickModel:
         """Return the belief before any data.
 
-        `ridge` is the precision of the prior, in units of what `groups.py` says if there is an `intercept`.
-        `features` (K, columns) describe the arms; a model may ignore them. `horizon` is the number of positions.
-        `groups` are the declared features of contexts, one vector by default, `ad_groups` those of arms, by default
-        numbers.
+        `ridge` is the precision of the prior, in units of what `groups.py` says if there is an intercept.
         """
 
     @classmethod
@@ -127,7 +128,7 @@ class ClickModel(Truth, Protocol):
         """Return the model that `pack` took apart; raise `InputError` if it is not usable."""
 
     def pack(self) -> dict[str, Floats]:
-        """Return all that the model consists of."""
+        """Return all that the model consists of, by name; a dot in a name nests it in the record of a version."""
 
     # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -154,7 +155,7 @@ class ClickModel(Truth, Protocol):
         noticed lately into account (`learning.py`).
         """
 
-    def forget(self, keep: float) -> ClickModel:
+    def forget(self, keep: float) -> Self:
         """Keep the share `keep` of all that displays have said: A ← Λ + γ (A − Λ), Aθ̂ ← γ Aθ̂."""
 
     def with_horizon(self, horizon: int) -> ClickModel:
@@ -200,13 +201,12 @@ Model = TypeVar("Model", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit(Generic[Model]):
-    """A new belief, the number of Newton steps that it took, and what was forgotten.
+    """A new belief, and what was forgotten.
 
     `kept` is the share of older displays that was kept; the arms `changed` began anew.
     """
 
     model: Model
-    steps: int
     kept: float
     changed: tuple[int, ...] = ()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,10 @@ from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.bandit.click_model import Observations
 from worker.errors import EstimationError, InputError
 
-if TYPE_CHECKING:  # the model learns by the functions of this file
+if TYPE_CHECKING:  # models learn by the functions of this file
+    from worker.bandit.hierarchy import Hierarchy
     from worker.bandit.learning import LinearModel
+    from worker.bandit.precision import Precision
 
 # Of a Newton step, in posterior standard deviations: the unit that neither the scale of the contexts nor the condition
 # of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
@@ -59,11 +61,7 @@ class ByArm:
         self._sorted = inputs[sessions[self._order]]
 
     def products(self, coefficients: Floats) -> Floats:
-        """Return u·m_k of each display in its own order: (K, n) → (m,)."""
-        return self.products_of_shown(coefficients[self.shown])
-
-    def products_of_shown(self, coefficients: Floats) -> Floats:
-        """Return the same with coefficients of the arms shown alone."""
+        """Return u·m_k of each display in its own order, from the m_k of the arms shown: (J, n) → (m,)."""
         products = np.empty(len(self._order))
         chosen = np.repeat(coefficients, self._counts, axis=0)
         products[self._order] = np.einsum("ij,ij->i", self._sorted, chosen)
@@ -114,39 +112,23 @@ class ByArm:
                 yield self.shown[part], scaled.transpose(0, 2, 1) @ scaled  # of a factor with itself: symmetric
 
 
-class Information(Protocol):
-    """The precision A of a model's coefficients."""
-
-    def times(self, *parts: Floats) -> Coefficients:
-        """Return A v."""
-
-    def solve(self, *parts: Floats) -> Coefficients:
-        """Return A⁻¹ r."""
-
-    @property
-    def is_positive_definite(self) -> bool:
-        """Whether every direction carries information."""
-
-    @property
-    def log_determinant(self) -> float:
-        """The logarithm of the determinant of A."""
-
-
+#: The precision A of a model's coefficients.
+Information: TypeAlias = "Precision | Hierarchy"
 Model = TypeVar("Model", bound="LinearModel")
-Estimator = Callable[["LinearModel", ByArm, Floats], tuple[Coefficients, Information, int]]  # θ̂, A, Newton steps
+Estimator: TypeAlias = "Callable[[LinearModel, ByArm, Floats], tuple[Coefficients, Information]]"
 
 
-def estimate(model: Model, data: Observations, *, estimator: str) -> tuple[Model, int]:
+def estimate(model: Model, data: Observations, *, estimator: str) -> Model:
     """Fold observations into a belief; raise `EstimationError` rather than return one that cannot be used."""
     if estimator not in ESTIMATORS:
         raise InputError(f"unknown estimator {estimator!r}; one of {', '.join(ESTIMATORS)}")
     if not len(data):
-        return model, 0
+        return model
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         seen = model.by_arm(data)
-        coefficients, information, steps = ESTIMATORS[estimator](model, seen, data.clicked)
+        coefficients, information = ESTIMATORS[estimator](model, seen, data.clicked)
         _check(coefficients, information, model, seen)
-        return model.updated(coefficients, information), steps
+        return model.updated(coefficients, information)
 
 
 def evidence(before: LinearModel, after: LinearModel, data: Observations) -> float:
@@ -164,10 +146,10 @@ def _moved(start: Coefficients, move: Coefficients, scale: float = 1.0) -> Coeff
     return tuple(a + scale * b for a, b in zip(start, move, strict=True))
 
 
-def _laplace(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information, int]:
+def _laplace(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information]:
     here = _Point(model, data, clicked, model.coefficients)
     information, squared, before = None, np.inf, np.inf
-    for step in range(1, MOST_STEPS + 1):
+    for _ in range(MOST_STEPS):
         gradient = model.gradient(data, clicked - here.chances)
         slope = _moved(gradient, here.pull, -1.0)
         reused = model.reuses_information and squared <= min(SHORT**2, SHORTER**2 * before)
@@ -179,7 +161,7 @@ def _laplace(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coeffici
             raise EstimationError("the Newton step is not finite")
         if squared <= (TOLERANCE_OF_REUSE if reused else TOLERANCE) ** 2:
             here = here.after(move, 1.0)
-            return here.coefficients, _information(model, data, here.chances), step
+            return here.coefficients, _information(model, data, here.chances)
         here = _climb(here, move, squared)
     raise EstimationError(f"Newton's method did not converge in {MOST_STEPS} steps")
 
@@ -215,18 +197,18 @@ def _climb(here: _Point, move: Coefficients, promised: float) -> _Point:
     raise EstimationError("Newton's method found no way up")
 
 
-def _newton(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information, int]:
+def _newton(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information]:
     chances = sigmoid(model.predict(model.coefficients, data))
     information = _information(model, data, chances)
     move = information.solve(*model.gradient(data, clicked - chances))
-    return _moved(model.coefficients, move), information, 1
+    return _moved(model.coefficients, move), information
 
 
-def _paper(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information, int]:
+def _paper(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information]:
     chances = sigmoid(model.predict(model.coefficients, data))
     information = _information(model, data, chances)
     b = model.precision.times(*model.coefficients)
-    return information.solve(*_moved(b, model.gradient(data, clicked - chances))), information, 1
+    return information.solve(*_moved(b, model.gradient(data, clicked - chances))), information
 
 
 ESTIMATORS: Mapping[str, Estimator] = {"laplace": _laplace, "newton": _newton, "paper": _paper}

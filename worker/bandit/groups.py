@@ -65,11 +65,6 @@ class Groups(ArrayValue):
         return cls(widths=np.array(widths), squares=np.maximum(squares, LEAST_SQUARE))
 
     @property
-    def columns(self) -> int:
-        """The number of columns of all features."""
-        return int(self.widths.sum())
-
-    @property
     def first(self) -> Floats:
         """The precision of each feature before any data, G q_g, (G,)."""
         return len(self.widths) * self.squares

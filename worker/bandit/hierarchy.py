@@ -225,7 +225,8 @@ class Hierarchy:
 
     def _split(self, flat: Floats) -> tuple[Floats, Floats]:
         """Return (vec(Γ); b) as Γ and b."""
-        return _columns(flat[: self.prior.size], self._shape), flat[self.prior.size :]
+        n, m = self._shape
+        return np.asarray(flat[: n * m].reshape(m, n).T), flat[n * m :]
 
     def draws(self, generator: np.random.Generator, count: int) -> Iterator[Parts]:
         """Yield draws (Γ, b, v_k) from N(0, A⁻¹)."""
@@ -267,10 +268,6 @@ class Hierarchy:
             inherited=inherited,
             before=None,
         )
-
-    def with_prior(self, prior: Floats, own: Floats) -> Hierarchy:
-        """Return the same information under another prior of the shared and own parts."""
-        return replace(self, prior=prior, own=own, before=None)
 
     def with_features(self, features: Floats) -> Hierarchy:
         """Return the same information about arms with other features, (K, m), or about more arms."""
@@ -342,11 +339,6 @@ class Hierarchy:
 def _stacked(shared: Floats, positions: Floats) -> Floats:
     """Return (vec(Γ); b)."""
     return np.concatenate([shared.T.ravel(), positions])
-
-
-def _columns(flat: Floats, shape: tuple[int, ...]) -> Floats:
-    """Return vec⁻¹: stacked columns as an array of this shape."""
-    return np.asarray(flat.reshape(shape[1], shape[0]).T)
 
 
 def _apply(matrices: Floats, vectors: Floats) -> Floats:

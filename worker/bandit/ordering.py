@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.answers import Cascade, shifted
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, Keys
-from worker.bandit.bonuses import VALUE, Bonus, Spread
+from worker.bandit.bonuses import Bonus, Spread
 from worker.bandit.planning import Masked, Planner
 
 ARMS_AT_ONCE = 128  # whose probabilities at all positions are computed in one call
@@ -52,7 +52,7 @@ def optimistic_slates(
     contexts: Floats,
     *,
     beta: float,
-    bonus: Bonus = VALUE,
+    bonus: Bonus,
     masked: Masked | None = None,
     spread: Spread | None = None,
 ) -> Ints:
@@ -137,7 +137,7 @@ def _pick(f: Array, rewards: Array, eligible: NDArray[np.bool_], horizon: int, c
     taken = np.zeros((horizon, *f.shape), dtype=bool)
     if cascade.rates is None:
         _programme(f, rewards[:, None], horizon, cascade, taken=taken)
-        picks = _walk(taken if cascade.is_plain else taken & eligible)
+        picks = _walk(taken if cascade.odds is None else taken & eligible)
     else:
         order = by_worth(f, rewards, cascade.rates, cascade.odds)
         ranked = np.take_along_axis(f, order, axis=0)
@@ -154,17 +154,13 @@ def best_values(chances: Floats, rewards: Floats, horizon: int, cascade: Cascade
 
     Probabilities are those of the first position.
     """
-    if cascade is not None and cascade.rates is not None:
-        order = by_worth(chances.T, rewards, cascade.rates, cascade.odds)
-        ranked = np.take_along_axis(chances.T, order, axis=0)
-        return np.asarray(_programme(ranked, rewards[order], horizon, cascade, order)[-1])
-    if cascade is not None and cascade.odds is not None:
+    cascade = cascade or Cascade()
+    if cascade.rates is None:
         falling = np.argsort(-rewards, kind="stable")
         return np.asarray(_programme(chances.T[falling], rewards[falling, None], horizon, cascade)[-1])
-    values = np.zeros((horizon + 1, len(chances)))
-    for arm in np.argsort(rewards, kind="stable"):
-        values[1:] = np.maximum(values[1:], values[:-1] + chances[:, arm] * (rewards[arm] - values[:-1]))
-    return np.asarray(values[-1])
+    order = by_worth(chances.T, rewards, cascade.rates, cascade.odds)
+    ranked = np.take_along_axis(chances.T, order, axis=0)
+    return np.asarray(_programme(ranked, rewards[order], horizon, cascade, order)[-1])
 
 
 def _programme(

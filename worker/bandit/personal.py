@@ -16,20 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import ClassVar
+from functools import cache, cached_property
+from typing import ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Floats, Ints, chosen, freeze_fields, frozen_array
-from worker.bandit.changes import Windows, changed_arms, with_evidence
-from worker.bandit.click_model import ClickModel, Observations, arm_features, inputs
+from worker.bandit.arrays import Array, Floats, Ints, chosen, freeze_fields, frozen_array, row_products
+from worker.bandit.click_model import ClickModel, Described, Observations, arm_features, inputs
 from worker.bandit.estimators import ByArm, Coefficients
 from worker.bandit.groups import INTERCEPT_PRECISION, Groups, bounded_strengths, known_or, own_prior, shared_prior
 from worker.bandit.hierarchy import Hierarchy
-from worker.bandit.learning import LinearModel
-from worker.bandit.personal_heads import PersonalHeads, products, triangle
+from worker.bandit.learning import LinearModel, Windows, changed_arms, with_evidence
 from worker.errors import InputError
 
 EVIDENCE_STEPS = 2
@@ -59,23 +57,6 @@ class PersonalModel(LinearModel):
     """
 
     name: ClassVar[str] = "personal"
-    fields: ClassVar[tuple[str, ...]] = (
-        "shared",
-        "positions",
-        "own",
-        "doubts",
-        "context_groups.widths",
-        "context_groups.squares",
-        "context_groups.strengths",
-        "ad_groups.widths",
-        "ad_groups.squares",
-        "ad_groups.strengths",
-        "precision.features",
-        "precision.prior",
-        "precision.information",
-        "precision.crossing",
-        "precision.inherited",
-    )
 
     shared: Floats
     positions: Floats
@@ -83,7 +64,7 @@ class PersonalModel(LinearModel):
     groups: Groups
     ad_groups: Groups
     precision: Hierarchy = field(repr=False)
-    #: How much speaks for a change of each arm (`changes.py`), (K,).
+    #: How much speaks for a change of each arm (`learning.py`), (K,).
     doubts: Floats
     #: A factorisation costs far more than a step with an old one.
     reuses_information: ClassVar[bool] = True
@@ -94,34 +75,23 @@ class PersonalModel(LinearModel):
         freeze_fields(self, **shapes, positions=(self.precision.positions,), doubts=(len(features),))
 
     @classmethod
-    def prior(
-        cls,
-        *,
-        dim: int,
-        arms: int,
-        ridge: float,
-        features: Floats | None = None,
-        intercept: bool = True,
-        horizon: int = 1,
-        groups: Groups | None = None,
-        ad_groups: Groups | None = None,
-    ) -> PersonalModel:
-        if not intercept:
+    def prior(cls, *, dim: int, arms: int, ridge: float, **known: Unpack[Described]) -> PersonalModel:
+        if not known.get("intercept", True):
             raise InputError("the model personal has an intercept; only additive runs without")
-        described = arm_features(arms, features)
-        groups = groups or Groups.vector(dim)
-        ad_groups = ad_groups or Groups.alike([1] * (described.shape[1] - 1))
+        described, effects = arm_features(arms, known.get("features")), known.get("horizon", 1) - 1
+        groups = known.get("groups") or Groups.vector(dim)
+        ad_groups = known.get("ad_groups") or Groups.alike([1] * (described.shape[1] - 1))
         base = np.concatenate([[INTERCEPT_PRECISION], ridge * groups.by_column(groups.first)])
         precision = Hierarchy(
             features=described,
             prior=shared_prior(base, ad_groups, ad_groups.first),
             own=own_prior(groups, groups.first),
             information=np.zeros((arms, dim + 1, dim + 1)),
-            crossing=np.zeros((arms, dim + 1, horizon - 1)),
+            crossing=np.zeros((arms, dim + 1, effects)),
         )
         return cls(
             shared=np.zeros(precision.prior.shape),
-            positions=np.zeros(horizon - 1),
+            positions=np.zeros(effects),
             own=np.zeros((arms, dim + 1)),
             doubts=np.zeros(arms),
             groups=groups,
@@ -176,24 +146,23 @@ class PersonalModel(LinearModel):
 
     def pack(self) -> dict[str, Floats]:
         precision, inherited = self.precision, self.precision.inherited
-        parts = (
-            self.shared,
-            self.positions,
-            self.own,
-            self.doubts,
-            self.groups.widths.astype(np.float64),
-            self.groups.squares,
-            self.strengths,
-            self.ad_groups.widths.astype(np.float64),
-            self.ad_groups.squares,
-            self.ad_strengths,
-            precision.features,
-            precision.prior[:, 0],
-            precision.information[:, *triangle(precision.size)],
-            precision.crossing.reshape(self.arms, precision.size * precision.positions),
-            np.zeros(0) if inherited is None else inherited[triangle(len(inherited))],
-        )
-        return dict(zip(self.fields, parts, strict=True))
+        return {
+            "shared": self.shared,
+            "positions": self.positions,
+            "own": self.own,
+            "doubts": self.doubts,
+            "context_groups.widths": self.groups.widths.astype(np.float64),
+            "context_groups.squares": self.groups.squares,
+            "context_groups.strengths": self.strengths,
+            "ad_groups.widths": self.ad_groups.widths.astype(np.float64),
+            "ad_groups.squares": self.ad_groups.squares,
+            "ad_groups.strengths": self.ad_strengths,
+            "precision.features": precision.features,
+            "precision.prior": precision.prior[:, 0],
+            "precision.information": precision.information[:, *triangle(precision.size)],
+            "precision.crossing": precision.crossing.reshape(self.arms, precision.size * precision.positions),
+            "precision.inherited": np.zeros(0) if inherited is None else inherited[triangle(len(inherited))],
+        }
 
     @property
     def dim(self) -> int:
@@ -292,10 +261,8 @@ class PersonalModel(LinearModel):
 
     def _with_strengths(self, strengths: Floats, ad_strengths: Floats) -> PersonalModel:
         """Return the belief under another prior: what displays have said stays, the mean is solved again."""
-        base = self.precision.prior[:, 0]
-        precision = self.precision.with_prior(
-            shared_prior(base, self.ad_groups, ad_strengths), own_prior(self.groups, strengths)
-        )
+        prior = shared_prior(self.precision.prior[:, 0], self.ad_groups, ad_strengths)
+        precision = replace(self.precision, prior=prior, own=own_prior(self.groups, strengths), before=None)
         return self.updated(precision.solve(*self.said()), precision)
 
     @property
@@ -309,7 +276,8 @@ class PersonalModel(LinearModel):
     def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
         shared, positions, own = coefficients
         effects = np.concatenate([[0.0], positions])
-        return np.asarray(data.products(self.precision.coefficients(shared, own)) + effects[data.positions])
+        heads = self.precision.coefficients(shared, own)
+        return np.asarray(data.products(heads[data.shown]) + effects[data.positions])
 
     def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
         own = data.sums(slopes, arms=self.arms)
@@ -441,3 +409,62 @@ def _unpacked(packed: Floats, size: int) -> Floats:
     matrices[:, rows, columns] = packed
     matrices[:, columns, rows] = packed
     return matrices
+
+
+def products(contexts: Array) -> Array:
+    """Return the products u_i u_j, i ≤ j, of each row: (r, n) → (r, n(n+1)/2)."""
+    rows, columns = triangle(contexts.shape[1])
+    result: Array = contexts.take(rows, axis=1)
+    result *= contexts.take(columns, axis=1)
+    return result
+
+
+@cache
+def triangle(size: int) -> tuple[Ints, Ints]:
+    """Return the indices of an upper triangle; a batch of few sessions would wait for them to be made."""
+    return np.triu_indices(size)
+
+
+# ── the planning kernel ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class PersonalHeads:
+    """The kernel for the arms `shown`: log-odds are u·m_k, and width² is uᵀ W_k u.
+
+    So a context costs a product of u with the coefficients m_k of all arms, and one of its n(n+1)/2 products u_i u_j
+    with the packed covariances W_k.
+    """
+
+    def __init__(self, model: PersonalModel, shown: Ints, dtype: DTypeLike) -> None:
+        self._model, self._shown, self._dtype = model, shown, np.dtype(dtype)
+        # Beyond this, e^−u leaves the number range.
+        self._steepest = 80.0 if self._dtype == np.float32 else 600.0
+        self._opposed = np.ascontiguousarray(-model.heads_of_arms[shown].T, dtype=dtype)
+
+    @property
+    def coefficients(self) -> Array:
+        return self._opposed
+
+    @cached_property
+    def _spreads(self) -> Array:
+        """The packed covariances, (n(n+1)/2, columns)."""
+        return np.ascontiguousarray(self._model.packed_covariances[self._shown].T, dtype=self._dtype)
+
+    def _inputs(self, contexts: Floats) -> Array:
+        return inputs(contexts).astype(self._dtype)
+
+    def log_odds(self, contexts: Floats) -> Array:
+        odds = row_products(self._inputs(contexts), self._opposed)
+        return np.negative(odds, out=odds)
+
+    def probabilities(self, contexts: Floats) -> Array:
+        odds = row_products(self._inputs(contexts), self._opposed)
+        np.minimum(odds, self._steepest, out=odds)
+        np.exp(odds, out=odds)
+        odds += 1
+        return np.reciprocal(odds, out=odds)
+
+    def widths(self, contexts: Floats) -> Array:
+        squares = row_products(products(self._inputs(contexts)), self._spreads)
+        np.maximum(squares, 0, out=squares)
+        return np.sqrt(squares, out=squares)

@@ -1,10 +1,10 @@
-"""Regret of sessions, in three measures that must not be mixed up (docs/math.md §6).
+"""Regret of sessions, in two measures that must not be mixed up (docs/math.md §6).
 
-- pseudo-regret: against the true model, so in simulations only;
 - the optimistic gap: an upper bound at the chosen confidence, from the widths;
 - the posterior regret: the expectation over what is still believed possible.
 
-The last two hold if the model is right. Where it is not, they can be far below the truth.
+Both hold if the model is right. Where it is not, they can be far below the truth. That, the pseudo-regret, is known in
+simulations only.
 """
 
 from __future__ import annotations
@@ -13,35 +13,22 @@ from itertools import islice
 
 import numpy as np
 
-from worker.bandit.answers import Cascade
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.click_model import Truth
 from worker.bandit.ordering import best_values
-from worker.bandit.planning import Planner, optimal_values, slate_values, values_of_slates
+from worker.bandit.planning import Planner, optimal_values, values_of_slates
 
 #: Draws from the posterior that are planned together.
 DRAWN_AT_ONCE = 8
 
 
-def best_revenue(planner: Planner, chances: Floats, effects: Floats | None = None) -> Floats:
-    """Return the revenue of the best slates when the probabilities of the active arms are given: (n, K') → (n,).
-
-    Positions have the effects of the estimate, or `effects` (H,).
-    """
+def best_revenue(planner: Planner, chances: Floats) -> Floats:
+    """Return the revenue of the best slates when the probabilities of the active arms are given: (n, K') → (n,)."""
     rewards, horizon, cascade = planner.rewards[planner.shown], planner.horizon, planner.cascade
     if not len(rewards):
         return np.zeros(len(chances))
-    if effects is not None:
-        cascade = Cascade.of(effects, planner.answers, shown=planner.shown, horizon=horizon)
     if not planner.repeats:
         return best_values(chances, rewards, horizon, cascade)
     return optimal_values(chances, rewards, horizon, cascade)[:, 0]
-
-
-def pseudo_regret(planner: Planner, truth: Truth, contexts: Floats, arms: Ints) -> Floats:
-    """Return V^{π*} − V^{π} of slates under the true model: (n, H) → (n,)."""
-    best = best_revenue(planner, sigmoid(truth.log_odds(contexts)[:, planner.shown]), truth.position_effects)
-    return best - slate_values(truth, planner.rewards, contexts, arms, planner.answers)[:, 0]
 
 
 def optimistic_gap(planner: Planner, contexts: Floats, arms: Ints, *, beta: float) -> Floats:

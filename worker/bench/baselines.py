@@ -25,10 +25,12 @@ from worker.kafka.clients import NO_GROUP
 from worker.kafka.connection import Connection
 from worker.runtime.process import collect_garbage_rarely
 from worker.stream.decoding import Limits, decode_arrival
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
 
 SLATE: Final = [f"ad-{index:02d}" for index in range(5)]
 LIMITS: Final = Limits()
+SETTINGS: Final = LearningSettings(dim=DIM)
 MOST_RECORDS: Final = 2_048  # of a poll
 
 
@@ -38,7 +40,7 @@ def echo(value: bytes, timestamp: int) -> bytes:
     >>> orjson.loads(echo(b'{"session_id":"s","occurred_at":5,"context":[%b1]}' % (b"0," * (DIM - 1)), 5))["arm"]
     'ad-00'
     """
-    event = decode_arrival(value, limits=LIMITS, dim=DIM, timestamp=timestamp)
+    event = decode_arrival(value, SETTINGS, limits=LIMITS, timestamp=timestamp)
     return orjson.dumps(decision(event.session_id, event.occurred_at))
 
 

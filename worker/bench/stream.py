@@ -19,14 +19,14 @@ import numpy as np
 import orjson
 
 from worker.bench.figures import Figure, fastest
-from worker.embedded.outputs import Headers
-from worker.embedded.runner import Embedded
+from worker.embedded.runner import Embedded, Headers
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import BEGINNING, TIDY
 from worker.simulation.world import Environment
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.events import Opened, Progress, encode_event
 from worker.stream.learner import Learner
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Record, Topics
 
 TOPICS: Final = Topics()
@@ -130,11 +130,11 @@ def _run(traffic: StreamTraffic) -> None:
 
 
 def _code(traffic: StreamTraffic) -> None:
-    limits = Limits()
+    limits, settings = Limits(), LearningSettings(dim=DIM)
     for records in traffic.seconds:
         for sent in records:
             if sent.topic == TOPICS.arrivals:
-                encode_event(decode_arrival(sent.value or b"", limits=limits, dim=DIM, timestamp=sent.timestamp))
+                encode_event(decode_arrival(sent.value or b"", settings, limits=limits, timestamp=sent.timestamp))
             else:
                 encode_event(
                     decode_feedback(sent.value or b"", limits=limits, horizon=HORIZON, timestamp=sent.timestamp)

@@ -14,7 +14,7 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, 
 from worker.console import note, say, stops_on_signals, write_json
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.simulation.demo.report import can_draw, write_report
 from worker.simulation.demo.run import Demo, DemoSettings, FinishedRun, beside, received_run
 from worker.simulation.demo.summary import summary, summary_rows

@@ -17,7 +17,7 @@ from worker.errors import InputError
 from worker.evaluate.estimators import Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import ConfidenceInterval
-from worker.evaluate.targets import Change
+from worker.evaluate.planning import Change
 from worker.stream.features import listed
 from worker.stream.topology import Topics
 

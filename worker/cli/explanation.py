@@ -9,13 +9,12 @@ from typing import Any
 from worker.bandit.policies import policy_named
 from worker.console import listing, moment
 from worker.replay.one_session import ServedSession
-from worker.stream.contest import GREEDY, SCORES, Candidate, Position
-from worker.stream.explanation import Explanation
+from worker.report.page import page
+from worker.stream.explanation import GREEDY, SCORES, Candidate, Explanation, Position
 from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution
 from worker.stream.why_not import ODDS_STEP, STEP, UNKNOWN, Needed, WhyNot
-from worker.web.printed import page
 
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of log-odds that are named

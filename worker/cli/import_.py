@@ -14,10 +14,9 @@ from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import duration_text, time_span
 from worker.console import listing, progress, write_result
 from worker.errors import InputError
-from worker.logs.displays import ROLES, RowReader
 from worker.logs.format import check_new
 from worker.logs.importing import HistoryImport, ImportReport
-from worker.logs.tables import FORMATS, read_table
+from worker.logs.tables import FORMATS, ROLES, RowReader, read_table
 from worker.stream.features import listed
 from worker.stream.topology import Topics
 

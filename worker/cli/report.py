@@ -14,9 +14,9 @@ from worker.cli.options.source import source
 from worker.cli.options.target import PLACE
 from worker.cli.options.times import duration, timestamp
 from worker.console import note, table, write_file, write_result
+from worker.report.counting import WEEK, chosen_period
 from worker.report.document import report_on
 from worker.report.page import report_page
-from worker.report.period import WEEK, chosen_period
 from worker.report.tables import WORDS, changes, heads, tables
 from worker.stream.accounts import DAY
 

@@ -72,7 +72,8 @@ def snips(weighted: Weighted, *, confidence: float) -> Estimate:
     size = stopped.mean(axis=0)
     ratios = earned.mean(axis=0) / size
     value = float(ratios[:depth].sum())
-    beyond = weighted.passing * float(sessions.target_prices[:, depth:].max(initial=0.0))
+    passing = float((weighted.weights * sessions.passed)[:, depth - 1].mean())  # the last supported position
+    beyond = passing * float(sessions.target_prices[:, depth:].max(initial=0.0))
     if beyond > MOST_BEYOND * value:
         raise Unsupported(
             f"position {depth + 1} has too few sessions, and the revenue from there on may be up to {beyond:.3g} per "

@@ -3,7 +3,7 @@
 `direct` uses all sessions after the warm-up, in which every policy has poor estimates. Where all sessions have the same
 estimate or need none, those of the warm-up count as well. `snips` and `dr` use the sessions of these whose slates were
 left to chance: served under a `random_share` above 0 (all of these, not only those drawn), by a policy that draws, or
-by the target itself. Of an imported log, see `worker.evaluate.imported`. `direct` and `dr` use click models that are
+by the target itself. Of an imported log, see `worker.evaluate.planning`. `direct` and `dr` use click models that are
 cross-fitted on all displays of the log.
 """
 
@@ -20,12 +20,10 @@ from worker.errors import FailedError, InputError
 from worker.evaluate.calibration import ModelCheck, check_model
 from worker.evaluate.estimators import METHODS, Estimate, direct, doubly_robust, snips
 from worker.evaluate.intervals import ConfidenceInterval, interval
-from worker.evaluate.logged import LoggedSessions
 from worker.evaluate.model import CrossFit, cross_fit, unseen
-from worker.evaluate.planning import Assembled, assemble
-from worker.evaluate.sessions import Bools, Sessions
+from worker.evaluate.planning import Assembled, Change, assemble
+from worker.evaluate.sessions import Bools, LoggedSessions, Sessions
 from worker.evaluate.support import Unsupported, Weighted, weigh
-from worker.evaluate.targets import Change
 from worker.logs.findings import Findings, Stage, silent
 from worker.logs.ordered import OrderedLog, read_log
 from worker.stream.parameters import Parameters

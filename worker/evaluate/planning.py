@@ -10,13 +10,28 @@ The code that serves plans both slates, from the versions in the log. Rules that
 - A version that draws arm by arm (ε-greedy) has recorded choices, whose propensities are planned again. Sessions of the
   lottery have U_h.
 - A target that draws has one slate for each session, from chance that is independent of what was served.
-- The version that an imported session names did not serve it (`worker.evaluate.imported`).
+
+The target of a session plans with the changed settings; arms, prices, exclusions, the number of positions and repeats
+are those in force at the time. So the evaluation is of a policy that replaces the other one for this session, and not
+of one that runs, and learns, from the start. Its estimate is that of the version that served the session, or of one
+version from a file. A version from a file that has learned from this log slightly overestimates the target's revenue.
+The target has no warm-up, no `random_share` and no control group: the policy alone is evaluated.
+
+The version that an imported session names did not serve it: another system chose its slate, and recorded how likely its
+choices were, or did not.
+
+- A session whose first propensity is below 1 was left to chance. Its weights have the recorded propensities, each given
+  the earlier positions; if all of them are those of a uniform draw, the session counts as drawn uniformly.
+- Every other session was certain. Certain sessions support one target: one that shows what they have shown, in each of
+  them and up to their last display. Its revenue is that of the log.
+- If a later display of a session left to chance has no propensity, no such session is weighed: whether there is a later
+  display depends on the answers, so leaving out these sessions alone would bias the estimates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,11 +40,10 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.click_model import ClickModel
 from worker.bandit.personal import PersonalModel
 from worker.bandit.policies import Random, policy_named
-from worker.evaluate.imported import with_recorded
-from worker.evaluate.logged import LoggedSession
-from worker.evaluate.sessions import Sessions
-from worker.evaluate.targets import ALONE, Change
+from worker.errors import InputError
+from worker.evaluate.sessions import LoggedSession, Sessions
 from worker.logs.versions import RecordedVersions
+from worker.stream.catalogue import align, align_answers, under
 from worker.stream.contexts import Standardisation, recoded, stack_packed
 from worker.stream.events import Arrival
 from worker.stream.feature_changes import continued_columns
@@ -37,6 +51,41 @@ from worker.stream.parameters import Parameters, first_model
 from worker.stream.slates import Slate, SlatePlanner
 
 WEAK_RIDGE: Final = 0.1  # without an intercept, a prior around even odds would raise the probability of rare clicks
+CLOSE: Final = 1e-6  # propensities of a table may be rounded
+#: Settings by which the policy plans every session.
+ALONE: Final[dict[str, Any]] = {"warmup": 0, "random_share": 0.0, "control_share": 0.0, "max_loss": 0.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The difference between the target and the policy that served."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    parameters: Parameters | None = None
+
+    def target(self, served: Parameters) -> Parameters:
+        """Return the version that plans for the target where this one served."""
+        estimate = self.parameters or served
+        if served.settings.dim != estimate.settings.dim:
+            raise InputError(f"the parameters have dim {estimate.settings.dim}, the log has {served.settings.dim}")
+        if served.settings.features != estimate.settings.features:
+            raise InputError("the parameters and the log have different features of contexts or ads")
+        kept: dict[str, Any] = {"horizon": served.settings.horizon, "repeats": served.settings.repeats}
+        changed = replace(estimate.settings, **self.settings, **ALONE, **kept)
+        made_for = ("policy", "bonus", "beta", "spread") if policy_named(changed.policy).is_selective else ()
+        if any(getattr(changed, name) != getattr(estimate.settings, name) for name in made_for):
+            raise InputError(
+                f"the policy {changed.policy} under β {changed.beta} needs versions that were made for it: give "
+                "--parameters FILE, which adcascade replay LOG --relearn with these settings writes (--output FILE)"
+            )
+        aligned = replace(
+            estimate,
+            arms=served.arms,
+            model=align(estimate.model, estimate.arms, served.arms, settings=estimate.settings),
+            answers=align_answers(estimate, served.arms, estimate.settings),
+            guarded=False,
+        )
+        return under(changed, aligned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +205,29 @@ class _Group:
 
     def _revenue(self, slates: Sequence[Sequence[str]]) -> Floats:
         return _padded([[self._prices.get(arm, 0.0) for arm in slate] for slate in slates], self._horizon, 0.0)
+
+
+def with_recorded(sessions: Sessions, recorded: Floats, eligible: Ints) -> tuple[Sessions, str | None]:
+    """Return imported sessions with their recorded propensities, (n, H), and why none can be weighed, if that is so.
+
+    `eligible` (n, H) is the number of eligible arms at each position.
+    """
+    shown = sessions.shown
+    differs = (shown & (sessions.target != sessions.slates)).any(axis=1)
+    if not differs.any():
+        return replace(sessions, chances=np.ones(recorded.shape), target_chances=np.ones(recorded.shape)), None
+    chance = recorded[:, 0] < 1
+    lacking = int((chance[:, None] & shown & np.isnan(recorded)).sum())
+    if lacking:
+        return sessions, f"{lacking} imported displays after the first have no propensity: weights need it of every one"
+    if not chance.any():
+        why = "no propensity is below 1"
+        if np.isnan(recorded[:, 0]).all():
+            why = "how likely theirs were is not known (import with --propensity-column)"
+        return sessions, f"the target shows other ads in {differs.mean():.1%} of the imported sessions, and {why}"
+    chances = np.cumprod(np.where(shown, recorded, 1.0), axis=1)
+    uniform = (~shown | (np.abs(recorded * eligible - 1) <= CLOSE)).all(axis=1)
+    return replace(sessions, chances=np.where(chance[:, None], chances, np.nan), drawn=chance & uniform), None
 
 
 def _padded(rows: Sequence[Sequence[float]], width: int, filling: float) -> Floats:

@@ -65,11 +65,6 @@ class Weighted:
         """Number of sessions that showed the slate of the target, as far as their users came."""
         return int((self.stopped[:, -1] > 0).sum())
 
-    @property
-    def passing(self) -> float:
-        """Estimated probability that users of the target pass the last supported position."""
-        return float((self.weights * self.sessions.passed)[:, self.depth - 1].mean())
-
 
 def weigh(sessions: Sessions) -> Weighted:
     """Weight sessions; raise `Unsupported` if there is too little at the first position."""

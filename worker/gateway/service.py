@@ -26,13 +26,12 @@ from worker.client.transport import Keyed
 from worker.http.service import AdRequest, Answer, UnavailableError, fallback_answer
 from worker.kafka.parameters import Received
 from worker.runtime.clock import wall_clock
-from worker.stream.decoding import Limits, Rejected, decode_feedback
+from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
 from worker.stream.events import Arrival, Decision, Feedback, encode_event
 from worker.stream.feature_changes import encoder_of
 from worker.stream.features import ContextEncoder
 from worker.stream.feedback import NO_TOKEN, contradiction
 from worker.stream.parameters import Parameters
-from worker.stream.reading import judged_arrival
 from worker.stream.slates import SlatePlanner
 
 #: Seconds that a session is remembered beyond its end.
@@ -95,7 +94,9 @@ class KafkaAdService:
         """Open a session, or find it."""
         planner, now = self._planner(), self._clock()
         record = request.record(now)
-        arrival = judged_arrival(record, now, planner.parameters.settings, self._limits, self._encoder)
+        arrival = decode_arrival(
+            record, planner.parameters.settings, limits=self._limits, timestamp=now, encoder=self._encoder
+        )
         key = arrival.session_id.encode()
         same = orjson.dumps((arrival.context, arrival.exclude))
         if self._encoder is not None:  # as it was sent: its columns may change before it comes again

@@ -9,9 +9,8 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from worker.http.problems import PROBLEMS
-from worker.metrics import Histogram
 from worker.metrics.exposition import counter, families, gauge, histogram
-from worker.metrics.history import DURATION_BOUNDS
+from worker.metrics.history import DURATION_BOUNDS, Histogram
 
 #: The routes by which requests are counted; `other` has everything that needs no key.
 ROUTES: Final = ("arrive", "feedback", "session", "other")

@@ -27,7 +27,7 @@ from worker.kafka.control import KafkaControl
 from worker.kafka.history import HistoryWriter
 from worker.kafka.parameters import PublishedParameters, Received, published_versions
 from worker.kafka.settings import WorkerSettings
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.learner_process import MOST_RECORDS, NICE, REPORT_INTERVAL, LearnerStatus
 from worker.runtime.process import collect_garbage_rarely, report
 from worker.stream.events import Tag, encode_event

@@ -16,7 +16,7 @@ from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
 from worker.kafka.connection import reason_of
 from worker.kafka.partitions import Partitions
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.learner_process import LearnerProcess
 from worker.stream.topology import ONLY_PARTITION
 

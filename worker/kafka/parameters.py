@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from worker.errors import AdcascadeError, FailedError, InputError, OldVersionError, ParametersError
 from worker.kafka.clients import END, TopicReader, offsets_of, partition_counts, readable_errors, record_of
 from worker.kafka.connection import Connection, reason_of
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import check_same_model, other_kind

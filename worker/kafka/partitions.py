@@ -27,7 +27,7 @@ from worker.errors import FailedError
 from worker.kafka.consumer import Consumer
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.polls import Flight, Poll, RecordList, Writer
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.clock import Clock, ComparedClock, steady_clock
 from worker.runtime.settings import ProcessSettings
 from worker.stream.serving import Serving, handle_together

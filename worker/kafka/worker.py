@@ -15,7 +15,8 @@ from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import topics_at_start
-from worker.metrics import CONSUMED, Metrics
+from worker.metrics.catalogue import CONSUMED
+from worker.metrics.observer import Metrics
 from worker.runtime.learner_process import LearnerProcess, count_report
 from worker.runtime.process import collect_garbage_rarely, let_the_loop_go_first
 from worker.runtime.supervision import supervised

@@ -26,7 +26,7 @@ import zlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 
@@ -323,19 +323,18 @@ class LogWriter:
 PRAGMAS: Final = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;"
 
 
-def temporary_database(tables: str) -> sqlite3.Connection:
-    """Open a database that sorts records, with these tables; it is removed when it is closed.
+@contextmanager
+def temporary_database(tables: str) -> Iterator[sqlite3.Connection]:
+    """Open a database that sorts records, with these tables, to be used in this context; it is removed at its end.
 
     A database that fits into its cache of 64 MB stays in memory. A larger one is a file in the folder for temporary
-    files (TMPDIR).
+    files (TMPDIR). Raise `FailedError` if it cannot be written or read: its disk is full, for example.
     """
-    database = sqlite3.connect("")
-    database.executescript(PRAGMAS + tables)
-    return database
-
-
-def cannot_sort(error: sqlite3.Error) -> FailedError:
-    """Return the error for a temporary database that cannot be written or read: its disk is full, for example."""
-    return FailedError(
-        f"cannot sort the log: {error}; set TMPDIR to a folder with room for the whole log, uncompressed"
-    )
+    try:
+        with closing(sqlite3.connect("")) as database:
+            database.executescript(PRAGMAS + tables)
+            yield database
+    except sqlite3.Error as error:
+        raise FailedError(
+            f"cannot sort the log: {error}; set TMPDIR to a folder with room for the whole log, uncompressed"
+        ) from None

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
@@ -27,10 +26,9 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from worker.errors import InputError
-from worker.logs.displays import Display, RowReader
 from worker.logs.findings import Stage, silent, ticking
-from worker.logs.format import LogWriter, cannot_sort, temporary_database
-from worker.logs.tables import BadRowError, Rows
+from worker.logs.format import LogWriter, temporary_database
+from worker.logs.tables import BadRowError, Display, RowReader, Rows
 from worker.stream.decoding import Limits, Rejected, decode_arrival
 from worker.stream.events import Decision, Feedback, encode_event
 from worker.stream.features import context_encoder
@@ -108,23 +106,20 @@ class HistoryImport:
 
     def run(self, output: str, topics: Topics) -> ImportReport:
         """Import the table."""
-        with closing(temporary_database(_TABLE)) as database:
-            try:
-                with self.stage("reading", None) as bar:
-                    database.executemany(_INSERT, ticking(self._displays(), bar))
-                settings = LearningSettings(**self.given, dim=self.reader.dim or 1)  # 0 if no row can be used
-                self._check_sessions(database, settings)
-                version, longest = self._first_version(database, settings)
-                passed_from = 1 if settings.unanswered == "passed" else longest
-                with self.stage("writing", self.report.sessions) as bar, LogWriter(output) as log:
-                    first = (version_key(0), encode_parameters(version))
-                    log(Record(topics.parameters, ONLY_PARTITION, 0, self.report.first_at, *first))
-                    for session in ticking(_sessions(database), bar):
-                        key = session[0].session.encode()
-                        for topic, time, value in _events(topics, session, passed_from):
-                            log(Record(topic, ONLY_PARTITION, log.lines, time, key, value))
-            except sqlite3.Error as error:
-                raise cannot_sort(error) from None
+        with temporary_database(_TABLE) as database:
+            with self.stage("reading", None) as bar:
+                database.executemany(_INSERT, ticking(self._displays(), bar))
+            settings = LearningSettings(**self.given, dim=self.reader.dim or 1)  # 0 if no row can be used
+            self._check_sessions(database, settings)
+            version, longest = self._first_version(database, settings)
+            passed_from = 1 if settings.unanswered == "passed" else longest
+            with self.stage("writing", self.report.sessions) as bar, LogWriter(output) as log:
+                first = (version_key(0), encode_parameters(version))
+                log(Record(topics.parameters, ONLY_PARTITION, 0, self.report.first_at, *first))
+                for session in ticking(_sessions(database), bar):
+                    key = session[0].session.encode()
+                    for topic, time, value in _events(topics, session, passed_from):
+                        log(Record(topic, ONLY_PARTITION, log.lines, time, key, value))
         return self.report
 
     def _displays(self) -> Iterator[Display]:
@@ -223,11 +218,9 @@ def _check(session: Session, settings: LearningSettings) -> None:
             raise BadRowError("second click of the session", f", after row {clicked}: keep the first", row=row)
         clicked = row if is_clicked else clicked
     at, arrival = _arrival(session)
-    encoder, standardise = context_encoder(settings.features), settings.standardise
+    encoder = context_encoder(settings.features)
     try:
-        decode_arrival(
-            arrival, limits=Limits(), dim=settings.dim, timestamp=at, encoder=encoder, standardise=standardise
-        )
+        decode_arrival(arrival, settings, limits=Limits(), timestamp=at, encoder=encoder)
     except Rejected as error:
         raise BadRowError("a worker would refuse the arrival", f" ({error})", row=session[0].row) from None
 

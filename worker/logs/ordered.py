@@ -16,7 +16,7 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ import msgspec
 
 from worker.errors import InputError
 from worker.logs.findings import Findings, Mismatch, Stage, silent, ticking
-from worker.logs.format import NO_TIMESTAMP, Headers, Line, LogReader, cannot_sort, temporary_database
+from worker.logs.format import NO_TIMESTAMP, Headers, Line, LogReader, temporary_database
 from worker.logs.versions import RecordedVersions
 from worker.stream.decoding import Limits
 from worker.stream.events import MOST, TOPICS
@@ -135,7 +135,7 @@ def empty_log(
     topics: Topics, findings: Findings, *, session: str | None = None, stage: Stage = silent
 ) -> Iterator[OrderedLog]:
     """Open a log to which records are added, to be used in this context; `session` as in `read_log`."""
-    with closing(temporary_database(_TABLES)) as database:
+    with temporary_database(_TABLES) as database:
         yield OrderedLog(database, topics, findings, session=session, stage=stage)
 
 
@@ -186,11 +186,8 @@ class OrderedLog:
         name = self._names.get(line.record.topic)
         if name is None:
             self.others[line.record.topic if len(self.others) < 100 else "…"] += 1
-            return
-        try:
+        else:
             self._add(name, line)
-        except sqlite3.Error as error:
-            raise cannot_sort(error) from None
 
     def add_record(self, record: Record, headers: Headers = ()) -> None:
         """Add a record of another source than a file, unless it is about another session."""
@@ -308,11 +305,7 @@ class OrderedLog:
             yield piece
 
     def _rows(self, query: str, *given: int | str) -> Iterator[Any]:
-        try:
-            for row in self._database.execute(query, given):  # noqa: UP028 - or it is closed twice
-                yield row
-        except sqlite3.Error as error:
-            raise cannot_sort(error) from None
+        return self._database.execute(query, given)
 
 
 def _time_and_kind(name: str, value: bytes | None) -> tuple[int | None, int]:

@@ -186,15 +186,15 @@ class TraceReader:
         known = self._versions.known.get(version, newest)
         declared = bisect_right(self._versions.since, known.version)
         if declared not in trace.contexts:
-            dim, encoder = known.settings.dim, self._versions.encoder(known.version)
+            settings, encoder = known.settings, self._versions.encoder(known.version)
             found = list[Arrival]()
             for entry in trace.arrivals:
                 with suppress(Rejected):
-                    found.append(decode_arrival(entry.value, limits=UNLIMITED, dim=dim, timestamp=0, encoder=encoder))
+                    found.append(decode_arrival(entry.value, settings, limits=UNLIMITED, timestamp=0, encoder=encoder))
             for _, opened in () if found else trace.openings:
                 if bisect_right(self._versions.since, opened.parameters_version) == declared:
                     found.append(arrival_of(opened))
-            trace.contexts[declared] = list(dict.fromkeys(one for one in found if len(one.context) == dim))
+            trace.contexts[declared] = list(dict.fromkeys(one for one in found if len(one.context) == settings.dim))
         return trace.contexts[declared]
 
     def openings(self, trace: SessionTrace) -> list[Opened]:

@@ -28,7 +28,6 @@ import msgspec
 
 from worker.errors import AdcascadeError
 from worker.logs.findings import Findings, Mismatch
-from worker.logs.format import cannot_sort
 from worker.stream.feature_changes import encoder_of
 from worker.stream.features import ContextEncoder, FormerFeatures
 from worker.stream.parameters import Parameters, decode_parameters
@@ -78,7 +77,7 @@ class RecordedVersions:
         #: The planner of a version.
         self.planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
         #: The revenue of a click on each arm, under a version.
-        self.prices = lru_cache(64)(self._prices)
+        self.prices = lru_cache(64)(lambda version: {arm.arm: arm.reward for arm in self.record(version).arms})
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -127,14 +126,8 @@ class RecordedVersions:
         """Return a version without its model: cheap to read."""
         return _decode_record(self._value(self.known[version].records[0]))
 
-    def _prices(self, version: int) -> dict[str, float]:
-        return {arm.arm: arm.reward for arm in self.record(version).arms}
-
     def _value(self, record: PublishedVersion) -> bytes:
-        try:
-            (value,) = self._database.execute("SELECT value FROM records WHERE row = ?", [record.row]).fetchone()
-        except sqlite3.Error as error:
-            raise cannot_sort(error) from None
+        (value,) = self._database.execute("SELECT value FROM records WHERE row = ?", [record.row]).fetchone()
         return bytes(value)
 
     def nearest(self, version: int) -> int:

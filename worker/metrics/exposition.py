@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -12,6 +13,7 @@ from worker.metrics.history import Histogram
 
 #: What a metric is read as: a value, values by label (by several in a tuple), or None if there is none.
 Reading: TypeAlias = "float | Histogram | Mapping[Any, float | Histogram] | None"
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 class MetricSpec(NamedTuple):
@@ -21,7 +23,7 @@ class MetricSpec(NamedTuple):
     """
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Kind
     help: str
     read: str | Callable[[Any], Reading]
     labels: Mapping[str, Sequence[str]] = MappingProxyType({})
@@ -39,20 +41,14 @@ def _follow(source: Any, names: str) -> Any:
     return source
 
 
-def counter(name: str, text: str, read: str | Callable[[Any], Reading], **labels: Sequence[str]) -> MetricSpec:
-    """Declare a counter."""
-    return MetricSpec(name, "counter", text, read, labels)
+def _declared(
+    kind: Kind, name: str, text: str, read: str | Callable[[Any], Reading], /, **labels: Sequence[str]
+) -> MetricSpec:
+    return MetricSpec(name, kind, text, read, labels)
 
 
-def gauge(name: str, text: str, read: str | Callable[[Any], Reading], **labels: Sequence[str]) -> MetricSpec:
-    """Declare a gauge."""
-    return MetricSpec(name, "gauge", text, read, labels)
-
-
-def histogram(name: str, text: str, read: str | Callable[[Any], Reading], **labels: Sequence[str]) -> MetricSpec:
-    """Declare a histogram."""
-    return MetricSpec(name, "histogram", text, read, labels)
-
+#: Declare a metric: its name, its text, how it is read, and the values of its labels.
+counter, gauge, histogram = partial(_declared, "counter"), partial(_declared, "gauge"), partial(_declared, "histogram")
 
 _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 

@@ -118,11 +118,6 @@ class Snapshot:
     horizon: int
     troubles: Sequence[ActiveTrouble]
 
-    @property
-    def is_simulated(self) -> bool:
-        """Whether the true value of windows is known."""
-        return "pseudo_regret" in self.numbers
-
 
 def exploration_share(parameters: Parameters) -> float | None:
     """Return the share of sessions that a version allows to explore; None if its policy has no budget."""

@@ -53,7 +53,7 @@ class Metrics:
 
     >>> metrics = Metrics()
     >>> emits = Emits(tally=Tally(arrivals=2, opened=1, repeated=1))
-    >>> metrics.batch(emits, records=2, seconds=0.001)
+    >>> metrics.batches([emits], records=2, seconds=0.001)
     >>> metrics.registry.get_sample_value("adcascade_arrivals_total")
     2.0
     """
@@ -86,10 +86,6 @@ class Metrics:
         self._clicks = np.zeros((2, len(SESSIONS)))  # predicted, observed
 
     # ── observing ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def batch(self, emits: Emits, records: int, seconds: float) -> None:
-        """Count a handled batch of records."""
-        self.batches([emits], records, seconds)
 
     def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
         """Count batches of several partitions that were handled together, and so have one tally."""

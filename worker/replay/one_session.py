@@ -20,7 +20,7 @@ import msgspec
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
-from worker.replay.plans import Plan, difference, planned_again
+from worker.replay.verify import Plan, difference, planned_again
 from worker.stream.decoding import decode_episode
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters

@@ -78,10 +78,9 @@ class Relearner:
         self._learner = origin.learner
         self._versions = Versions(self._learner.current)
         self._encoder = lru_cache(KEPT)(self._find_encoder)
-        timetable = read_timetable(log, self._learner.settings)
+        orders, self._end = read_timetable(log, self._learner.settings)
         self._add_versions(self._learner.begin().versions)
-        self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
-        self._end = timetable.end
+        self._orders = deque((at, order) for at, offset, order in orders if offset > origin.made_at)
         self._progressed = -1  # time of the last progress
         self._facts: list[tuple[int, bytes]] = []
         self._offset = 0
@@ -132,16 +131,9 @@ class Relearner:
                 self._fact(encode_event(fact_of(feedback)))
 
     def _arrival(self, entry: Entry, limits: Limits) -> Arrival:
-        settings, current = self._learner.settings, self._learner.current.settings
-        return decode_arrival(
-            entry.value,
-            limits=limits,
-            dim=current.dim,
-            timestamp=entry.timestamp,
-            grace=settings.grace,
-            encoder=self._encoder(self._versions.at(entry.time).parameters.version),
-            standardise=current.standardise,
-        )
+        settings = self._learner.current.settings
+        encoder = self._encoder(self._versions.at(entry.time).parameters.version)
+        return decode_arrival(entry.value, settings, limits=limits, timestamp=entry.timestamp, encoder=encoder)
 
     def _find_encoder(self, version: int) -> ContextEncoder | None:
         """Return the encoder of a version made here; names that only recorded versions have are ignored."""
@@ -152,10 +144,8 @@ class Relearner:
         """Return whether the journal opened a session by this arrival, under the version that served it."""
         recorded, version = self._log.versions, opened.parameters_version
         if recorded.since and version in recorded.known and opened.context != arrival.context:
-            encoder = recorded.encoder(version)
-            arrival = decode_arrival(
-                entry.value, limits=UNLIMITED, dim=len(opened.context), timestamp=0, encoder=encoder
-            )
+            settings, encoder = recorded.known[version].settings, recorded.encoder(version)
+            arrival = decode_arrival(entry.value, settings, limits=UNLIMITED, timestamp=0, encoder=encoder)
         return opened.context == arrival.context and opened.exclude == arrival.exclude
 
     # ── slates ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,12 @@
 
 Rules that hold in this file:
 
-- A decision is planned under the version that it names (`worker.replay.plans`). Sessions are planned in batches.
+- A session is planned under every version that its records name: from its arrival, or, if the log lacks that, from
+  `opened` in the journal. Imported sessions were planned by another system. Sessions are planned in batches.
+- The journal does not name users. Without its arrival, a session may be in the control group or not: both are planned.
+- A decision in mode `fallback` may have been made because the table of sessions was full, for any plan.
+- All fields are compared, numbers to a relative 1e-9, because exponentials differ in the last bit between kinds of
+  machines. Tokens are not compared: the secret is not in the log.
 - For a decision at position p > 1 the log has feedback that passed over p − 1.
 - A decision is `unverified` if the log lacks its version, or, at the beginning or end of the log, its arrival or the
   feedback before it. In the middle of the log, a missing arrival or feedback is a mismatch.
@@ -14,19 +19,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final
+from math import isclose
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from worker.logs.findings import Mismatch, Stage, silent
 from worker.logs.ordered import Entry, OrderedLog, read_log
 from worker.logs.traces import SessionTrace, TraceReader
-from worker.replay.plans import Difference, Plan, difference, planned_again
+from worker.logs.versions import RecordedVersions
 from worker.replay.report import ReplayReport
 from worker.replay.versions import FoldAudit
-from worker.stream.events import Decision, Opened
+from worker.stream.contexts import pack_context
+from worker.stream.events import Arrival, Decision, Opened
 from worker.stream.session import objection
+from worker.stream.slates import Slate
 from worker.stream.topology import Topics
 
 BATCH: Final = 1024  # sessions per batch
+CLOSE: Final = 1e-9
 
 
 def verify(
@@ -160,3 +169,78 @@ class DecisionAudit:
         if clicked:
             self._report.clicks += 1
             self._report.revenue += self._versions.prices(version).get(served.slate[shown - 1], 0.0)
+
+
+# ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Difference: TypeAlias = tuple[str, Any, Any]  # field, expected, found
+
+
+class Plan(NamedTuple):
+    """A slate that an arrival may have been given."""
+
+    arrival: Arrival
+    slate: Slate
+
+
+#: The possible plans by trace and version.
+Plans: TypeAlias = dict[tuple[SessionTrace, int], list[Plan]]
+
+
+def planned_again(versions: RecordedVersions, reader: TraceReader, traces: Sequence[SessionTrace]) -> Plans:
+    """Plan sessions under every version of the log that their records name."""
+    groups: dict[int, list[tuple[SessionTrace, Arrival]]] = {}
+    for trace in traces:
+        named = {decision.parameters_version for _, decision in trace.decisions if decision.mode != "imported"}
+        named.update(opened.parameters_version for _, opened in trace.openings)
+        for version in named & versions.known.keys():
+            groups.setdefault(version, []).extend((trace, one) for one in reader.arrivals(trace, version))
+    plans: Plans = {}
+    for version, group in groups.items():
+        arrivals = [arrival for _, arrival in group]
+        contexts = [pack_context(arrival.context) for arrival in arrivals]
+        planner = versions.planner(version)
+        nameless = planner.parameters.settings.control_share and any(not trace.arrivals for trace, _ in group)
+        for share in (None, 0.0, 1.0) if nameless else (None,):
+            slates = planner.plan(arrivals, contexts, control_share=share)
+            for (trace, arrival), slate in zip(group, slates, strict=True):
+                if share is None or not trace.arrivals:
+                    plans.setdefault((trace, version), []).append(Plan(arrival, slate))
+        for trace, arrival in group:
+            if any(decision.mode == "fallback" for _, decision in trace.decisions):
+                plans[trace, version].append(Plan(arrival, planner.fallback(arrival)))
+    return plans
+
+
+def difference(record: Decision | Opened, plan: Plan) -> Difference | None:
+    """Return the first field in which a record differs from a plan, with the planned value and its own.
+
+    A decision at position p shows the tail of the slate from p on.
+    """
+    arrival, slate = plan
+    expected: dict[str, Any]
+    if isinstance(record, Opened):
+        expected = {
+            "context": arrival.context,
+            "exclude": arrival.exclude,
+            "slate": slate.arms,
+            "modes": slate.modes,
+        }
+    elif not slate.arms:
+        expected = {"position": 1, "arm": None, "slate": (), "mode": "none", "propensity": 1.0, "value": 0.0}
+    elif (at := record.position - 1) >= len(slate.arms):
+        return "position", f"at most {len(slate.arms)}", record.position
+    else:
+        expected = {
+            "arm": slate.arms[at],
+            "slate": slate.arms[at:],
+            "mode": slate.modes[at],
+            "propensity": 1.0 if slate.propensities is None else slate.propensities[at],
+            "value": slate.values[at],
+        }
+    for name, wanted in expected.items():
+        found = getattr(record, name)
+        is_close = isinstance(found, float) and isclose(found, wanted, rel_tol=CLOSE, abs_tol=1e-12)
+        if found != wanted and not is_close:
+            return name, wanted, found
+    return None

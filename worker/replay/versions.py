@@ -192,15 +192,11 @@ class Origin(NamedTuple):
     compared: bool = False
 
 
-class Timetable(NamedTuple):
-    """The orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress."""
+def read_timetable(log: OrderedLog, settings: LearningSettings) -> tuple[Sequence[tuple[int, int, Order]], int | None]:
+    """Return the orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress.
 
-    orders: Sequence[tuple[int, int, Order]]
-    end: int | None
-
-
-def read_timetable(log: OrderedLog, settings: LearningSettings) -> Timetable:
-    """Read orders and progress from the recorded journal, with the watermark of a learner under these settings."""
+    The watermark is that of a learner under these settings.
+    """
     watermark, span = Watermark({}), settings.window + settings.grace
     orders: list[tuple[int, int, Order]] = []
     for offset, value, timestamp in log.journal_records():
@@ -212,7 +208,7 @@ def read_timetable(log: OrderedLog, settings: LearningSettings) -> Timetable:
             watermark.advance(event, span=span)
         elif isinstance(event, Order):
             orders.append((watermark.time, offset, event))
-    return Timetable(orders, watermark.time or watermark.reached or None)
+    return orders, watermark.time or watermark.reached or None
 
 
 def find_origin(log: OrderedLog, *, changes: Mapping[str, Any], arms: Sequence[Arm] | None) -> Origin:

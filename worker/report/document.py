@@ -15,8 +15,19 @@ import numpy as np
 from worker.bandit.learning import AUTO
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
-from worker.report.counting import ADS, ALL, COURSE, PARTS, UNPLANNED, Counts, Group, SessionCounter, columns
-from worker.report.period import Period, chosen_period
+from worker.report.counting import (
+    ADS,
+    ALL,
+    COURSE,
+    PARTS,
+    UNPLANNED,
+    Counts,
+    Group,
+    Period,
+    SessionCounter,
+    chosen_period,
+    columns,
+)
 from worker.stream.accounts import DAY
 from worker.stream.ad_figures import LEAST_DISPLAYS, LEAST_PASSES, figures, reasons
 from worker.stream.decoding import decode_episode

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from worker.console import moment
-from worker.report.period import MINUTE
+from worker.report.counting import MINUTE
 from worker.stream.calibration import USUAL
 
 #: What the columns mean, for readers who have never seen them.

@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.process import environment
 from worker.runtime.supervision import Pauses, keep_running

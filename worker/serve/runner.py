@@ -32,13 +32,12 @@ from worker.http.service import (
     UnknownSessionError,
     fallback_answer,
 )
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.settings import ProcessSettings
 from worker.serve.store import TOPICS, Lesson, ServeStore
-from worker.stream.decoding import Rejected
+from worker.stream.decoding import Rejected, decode_arrival
 from worker.stream.events import Order, Progress, Reason, encode_event
 from worker.stream.parameters import Parameters
-from worker.stream.reading import judged_arrival
 from worker.stream.session import Session
 from worker.stream.topology import ONLY_PARTITION, DeadLetter, Emits, Record, Tally
 from worker.stream.versions import Versions
@@ -207,7 +206,7 @@ class ServeRunner:
         emits = self.serving.handle(records)
         self._remember_ended(emits, now)
         if records or emits.changelog:
-            self._metrics.batch(emits, len(records), perf_counter() - started)
+            self._metrics.batches([emits], len(records), perf_counter() - started)
         store.add_batch(records, emits)
         work = [waiting.work for waiting in batch if waiting.work is not None]
         for one in work:
@@ -307,8 +306,8 @@ class ServeRunner:
     def _fallback(self, request: AdRequest) -> Answer:
         """Return fallback ads; raise `Rejected` for a client's mistake, which is the same at any time."""
         now = self.now()
-        settings = self.versions.newest.settings
-        arrival = judged_arrival(request.record(now), now, settings, self._limits, self.versions.encoders)
+        settings, encoder = self.versions.newest.settings, self.versions.encoders
+        arrival = decode_arrival(request.record(now), settings, limits=self._limits, timestamp=now, encoder=encoder)
         return fallback_answer(self.versions.at(now), arrival)
 
 

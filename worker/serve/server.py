@@ -10,7 +10,7 @@ from typing import Final
 
 from worker.errors import AdcascadeError, FailedError
 from worker.http.server import http_server
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.runtime.learner_process import LearnerProcess, LearnerStatus, count_report
 from worker.runtime.process import collect_garbage_rarely, let_the_loop_go_first
 from worker.serve.control import SOCKET, OrderDesk

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from worker.embedded.outputs import Outputs
+from worker.embedded.runner import Outputs
 from worker.errors import InputError
 from worker.http.settings import HttpSettings
 from worker.runtime.settings import ProcessSettings

@@ -141,21 +141,13 @@ def _unpacked(sessions: int, packed: str) -> Sums:
 
 def window_sums(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]) -> Sums:
     """Return the sums of a window over the ads of `parent`."""
-    answered, unanswered = np.ones(len(window.rows)), np.zeros(len(window.unanswered_rows))
-    rows = np.concatenate([window.rows, window.unanswered_rows])
-    positions = np.concatenate([window.positions, window.unanswered_positions])
-    arms = window.slates.arms(np.concatenate([window.codes, window.unanswered_codes]), parent.indices)
+    rows, arms = window.rows, window.slates.arms(window.codes, parent.indices)
     # A slate that was drawn uniformly has no position with the mode `explore`.
     flags = b"".join([plan.explored or bytes([plan.random]) * len(plan.slate) for plan in window.plans])
     revenue = np.zeros(len(rows))
-    revenue[: len(window.rows)][window.clicked] = click_prices(window, parent, kept)
-    columns = (
-        np.ones(len(rows)),
-        np.concatenate([window.clicked, unanswered]),
-        revenue,
-        np.concatenate([answered, unanswered]),
-        np.frombuffer(flags, np.bool_)[window.slates.begins[rows] + positions - 1],
-    )
+    revenue[window.clicked] = click_prices(window, parent, kept)
+    explored = np.frombuffer(flags, np.bool_)[window.slates.begins[rows] + window.positions - 1]
+    columns = np.ones(len(rows)), window.clicked, revenue, window.answered, explored
     known, sums = arms >= 0, np.empty((len(ROWS), len(parent.arms)))
     with np.errstate(all="ignore"):
         for row, column in enumerate(columns):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from math import hypot, inf, isnan
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ from worker.stream.events import (
     Reason,
 )
 from worker.stream.features import ContextEncoder
+from worker.stream.settings import LearningSettings
 
 #: Deepest nesting of a record. msgspec skips unknown fields by recursion, so without this bound the depth of the
 #: caller's stack would decide what is accepted. Half of Python's usual limit. A record is at least twice as long as it
@@ -188,31 +189,27 @@ class Limits:
     max_behind_ms: int = 3_600_000
 
 
-class Encoders(Protocol):
-    """Finds the encoder of the features that are declared at a time."""
-
-    def at(self, time: int) -> ContextEncoder:
-        """Return the encoder of arrivals of this time."""
+#: A function of time: the encoder of the features that are declared then.
+EncoderAt: TypeAlias = Callable[[int], ContextEncoder]
 
 
 def decode_arrival(
     value: bytes | None,
+    settings: LearningSettings,
     *,
     limits: Limits,
-    dim: int,
     timestamp: int,
-    grace: int = 0,
-    encoder: Encoders | None = None,
-    standardise: bool = False,
+    encoder: EncoderAt | None = None,
     unlisted: list[tuple[str, str]] | None = None,
 ) -> Arrival:
-    """Decode an arrival whose record has this `timestamp` and whose context must have `dim` numbers.
+    """Decode an arrival whose record has this `timestamp`, under the settings of a version.
 
-    `grace` (session timeout + lateness) is how old an event may be in addition to the limit. With an `encoder` the
-    context is an object of the features that are declared at its time, and `unlisted` collects values that none of
-    them lists. With `standardise` the norm has no limit, but every number has.
+    An event may be older than the limit by session timeout + lateness. With an `encoder` the context is an object of
+    the features that are declared at its time, and `unlisted` collects values that none of them lists. If contexts are
+    standardised, the norm has no limit, but every number has.
 
-    >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
+    >>> record = b'{"session_id":"s","occurred_at":5,"context":[1,2]}'
+    >>> decode_arrival(record, LearningSettings(dim=2), limits=Limits(), timestamp=0)
     Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=(), user_id=None)
     """
     event = _read_arrival(value, limits, encoder, unlisted)
@@ -223,12 +220,12 @@ def decode_arrival(
         raise Rejected("invalid", f"$.exclude has {len(event.exclude)} arms, more than {limits.max_exclude}")
     for index, arm in enumerate(event.exclude):
         _check_identifier(arm, limits.max_arm_id, f"$.exclude[{index}]")
-    _check_time(event.occurred_at, timestamp, limits, grace)
+    _check_time(event.occurred_at, timestamp, limits, settings.grace)
     context = event.context
-    if encoder is None and len(context) != dim:
-        raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
+    if encoder is None and len(context) != settings.dim:
+        raise Rejected("dimension", f"$.context has {len(context)} numbers, not {settings.dim}")
     numbers = context if encoder is None else [number for number in context if not isnan(number)]
-    if standardise:
+    if settings.standardise:
         if max(map(abs, numbers), default=0.0) > LARGEST_NUMBER:
             raise Rejected("norm", f"a number of $.context is beyond ±{LARGEST_NUMBER:g}")
     elif hypot(1.0, *numbers) > limits.max_norm:
@@ -288,13 +285,13 @@ decode_episode: Final = Reader[Episode](Episode)
 
 
 def _read_arrival(
-    value: bytes | None, limits: Limits, encoder: Encoders | None, unlisted: list[tuple[str, str]] | None
+    value: bytes | None, limits: Limits, encoder: EncoderAt | None, unlisted: list[tuple[str, str]] | None
 ) -> Arrival:
     try:
         if encoder is None:
             return _read_listed_arrival(value, limits.max_record_bytes)
         event = _read_named_arrival(value, limits.max_record_bytes)
-        context = encoder.at(event.occurred_at).encode(event.context, unlisted)
+        context = encoder(event.occurred_at).encode(event.context, unlisted)
     except InputError as error:
         raise Rejected("invalid", f"$.{error}") from None
     except Rejected as rejected:

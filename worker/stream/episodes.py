@@ -69,7 +69,7 @@ def episode_of(
         window_start=window.start,
         window_end=window.end,
         sessions=window.sessions,
-        displays=len(window.rows),
+        displays=int(window.answered.sum()),
         clicks=int(window.clicked.sum()),
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,

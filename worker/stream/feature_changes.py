@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -33,8 +33,6 @@ from worker.stream.settings import Arm, LearningSettings
 from worker.stream.tagged import TaggedVersion
 
 Renamed = Mapping[str, str]
-
-_NOTHING: Final = ()
 
 
 def features_of(document: Any) -> Features:
@@ -65,7 +63,7 @@ def wanted_features(declared: Features, published: Features | None, renamed: Ren
 
 
 def _parts(features: Features | None) -> tuple[tuple[Feature, ...], tuple[Feature, ...], tuple[tuple[str, str], ...]]:
-    return (_NOTHING,) * 3 if features is None else (features.context, features.ads, features.crosses)
+    return ((), (), ()) if features is None else (features.context, features.ads, features.crosses)
 
 
 def renamed_in(before: Sequence[Feature], after: Sequence[Feature], renamed: Renamed) -> dict[str, str]:

@@ -375,7 +375,7 @@ class ContextEncoder:
             self._places[feature.name] = first, feature.column_of(first)
             self._blank += [MISSING if feature.kind == "number" else 0.0] * feature.width
 
-    def at(self, time: int) -> ContextEncoder:
+    def __call__(self, time: int) -> ContextEncoder:
         """Return itself: one declaration holds at all times."""
         return self
 

@@ -143,19 +143,14 @@ def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
 
     A display without an answer was not clicked. Displays of arms that the version does not have are left out.
     """
-    arms = window.slates.arms(np.concatenate([window.codes, window.unanswered_codes]), parameters.indices)
-    none = np.zeros(len(window.unanswered_codes))
-    rows = np.concatenate([window.rows, window.unanswered_rows])
-    positions = np.concatenate([window.positions, window.unanswered_positions])
-    # Session by session, so that windows which wait for each other sum up in the order of one window.
-    known = np.lexsort((positions, rows))
-    known = known[arms[known] >= 0]
+    arms = window.slates.arms(window.codes, parameters.indices)
+    known = arms >= 0
     sessions = ObservedSessions(
         contexts=contexts_of(parameters, window.plans),
-        rows=rows[known],
+        rows=window.rows[known],
         arms=arms[known],
-        positions=positions[known],
-        clicked=np.concatenate([window.clicked, none])[known].astype(np.float64),
+        positions=window.positions[known],
+        clicked=window.clicked[known].astype(np.float64),
     )
     return sessions if parameters.pending is None else parameters.pending.followed_by(sessions)
 
@@ -171,16 +166,12 @@ def _answers(parent: Parameters, window: ClosedWindow, keep: float) -> AnswerCou
     counts = parent.answers
     if counts is None:
         return None
-    passed = ~window.clicked
-    positions = np.concatenate([window.positions[passed], window.unanswered_positions])
-    codes = np.concatenate([window.codes[passed], window.unanswered_codes])
-    arms = window.slates.arms(codes, parent.indices)
-    answered = np.arange(len(arms)) < int(passed.sum())
-    known = arms >= 0
+    arms = window.slates.arms(window.codes, parent.indices)
+    counted = (arms >= 0) & ~window.clicked
     return (counts if keep == 1 else counts.faded(keep)).plus(
-        positions=positions[known] - 1,
-        arms=arms[known],
-        answered=answered[known].astype(np.float64),
+        positions=window.positions[counted] - 1,
+        arms=arms[counted],
+        answered=window.answered[counted].astype(np.float64),
     )
 
 

@@ -203,10 +203,9 @@ class ClosedWindow:
     Parameters
     ----------
     keys, plans, slates : id and arrival, plan and slate of each of the n sessions
-    rows, positions, codes, clicked : per display that was answered, its session (an index into `plans`), its position
-        from 1, its arm, and whether it was clicked
-    unanswered_rows, unanswered_positions, unanswered_codes : session, position and arm of each display that was shown
-        and not answered: the one after the last answer
+    rows, positions, codes, clicked, answered : per display, session by session, its session (an index into `plans`),
+        its position from 1, its arm, whether it was clicked, and whether it was answered: the last one of a session
+        without a click may be the one after the last answer
     uncertain : the number of sessions that are not learned from, because the user may have seen another slate
     """
 
@@ -219,21 +218,13 @@ class ClosedWindow:
     positions: Ints
     codes: Ints
     clicked: Bools
-    unanswered_rows: Ints
-    unanswered_positions: Ints
-    unanswered_codes: Ints
+    answered: Bools
     uncertain: int
 
     @property
     def sessions(self) -> int:
         """The number of all sessions, whether or not they are learned from."""
         return len(self.plans) + self.uncertain
-
-    @property
-    def arms(self) -> list[str]:
-        """The arms of the displays that were answered."""
-        names = list(self.slates.names)
-        return [names[code] for code in self.codes.tolist()]
 
 
 # ── the join ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,9 +248,8 @@ def closed_window(
     plans = [certain[key] for key in keys]
     slates = SlateColumns.of([plan.slate for plan in plans])
     clicked, passed = join(keys, slates, answers, session_timeout)
-    shown = np.where(clicked > 0, clicked, slates.lengths if whole_slates else passed)
-    unanswered = np.flatnonzero((clicked == 0) & (shown < slates.lengths))
-    rows, positions = first_displays(shown)
+    answered = np.where(clicked > 0, clicked, slates.lengths if whole_slates else passed)
+    rows, positions = first_displays(np.where(clicked > 0, clicked, np.minimum(answered + 1, slates.lengths)))
     return ClosedWindow(
         start=start,
         end=end,
@@ -270,8 +260,6 @@ def closed_window(
         positions=positions,
         codes=slates.at(rows, positions),
         clicked=positions == clicked[rows],
-        unanswered_rows=unanswered,
-        unanswered_positions=shown[unanswered] + 1,
-        unanswered_codes=slates.at(unanswered, shown[unanswered] + 1),
+        answered=positions <= answered[rows],
         uncertain=len(sessions) - len(plans),
     )

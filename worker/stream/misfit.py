@@ -33,7 +33,6 @@ from worker.bandit.misfit import NOTHING, Products, evidence_of, score_sums
 from worker.errors import InputError
 from worker.stream.crosses import MOST_PAIRS, spans_of
 from worker.stream.events import MissedPair
-from worker.stream.features import Features
 from worker.stream.settings import LearningSettings
 
 if TYPE_CHECKING:  # a version has these sums
@@ -67,14 +66,18 @@ class Pairs:
 
 
 @lru_cache(maxsize=64)
-def pairs_of(features: Features | None, dim: int, *, tastes: bool, arms: int) -> Pairs:
-    """Return what is tested of so many arms; with `tastes`, also the taste of every feature.
+def pairs_under(settings: LearningSettings, arms: int) -> Pairs:
+    """Return what is tested of so many arms; of a model without tastes, also the taste of every feature.
 
+    >>> from worker.stream.features import Features
     >>> declared = Features.of_table({"context": {"age": "number", "hour": "number", "device": ["mobile", "desktop"]}})
-    >>> pairs_of(declared, 4, tastes=False, arms=2).names
+    >>> pairs_under(LearningSettings(dim=4, features=declared), 2).names
     (('age', 'hour'), ('age', 'device'), ('hour', 'device'))
     """
-    columns = _columns(features, dim)
+    features, tastes = settings.features, settings.model == AdditiveModel.name
+    columns = {f"x[{column + 1}]": range(column, column + 1) for column in range(settings.dim)}
+    if features is not None and features.context:
+        columns = spans_of(features.context)
     declared = {frozenset(cross) for cross in features.crosses} if features is not None else set()
     names, firsts, products = list[tuple[str, str]](), [0], list[tuple[int, int]]()
     for pair, width, of_pair in _wanted(columns, declared, tastes=tastes):
@@ -107,13 +110,6 @@ def _wanted(
                 yield (name, other), len(left) * len(right), product(left, right)
 
 
-def _columns(features: Features | None, dim: int) -> dict[str, range]:
-    """Return the columns of every feature of contexts."""
-    if features is None or not features.context:
-        return {f"x[{column + 1}]": range(column, column + 1) for column in range(dim)}
-    return spans_of(features.context)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Misfit(ArrayValue):
     """Sums of scores and of their information by ad and product, (K, P)."""
@@ -139,11 +135,6 @@ class Misfit(ArrayValue):
     def plus(self, other: Misfit) -> Misfit:
         """Return both together."""
         return Misfit(scores=self.scores + other.scores, informations=self.informations + other.informations)
-
-
-def pairs_under(settings: LearningSettings, arms: int) -> Pairs:
-    """Return what is tested of a model."""
-    return pairs_of(settings.features, settings.dim, tastes=settings.model == AdditiveModel.name, arms=arms)
 
 
 def misfit_after(

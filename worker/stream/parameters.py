@@ -218,11 +218,6 @@ class Parameters:
         standardised = without_gaps(contexts) if known is None else known.apply(contexts)
         return features.crossing.apply(standardised) if features is not None and features.crosses else standardised
 
-    @property
-    def ad_columns(self) -> Floats:
-        """The features of the arms as the model takes them, (K, columns); (K, 0) if there are none."""
-        return ad_columns(self.settings, self.arms)
-
     def planner(self, dtype: DTypeLike = np.float32) -> Planner | None:
         """Return a planner under this version; None if there is no arm to show."""
         active = np.array([arm.active for arm in self.arms], dtype=bool)
@@ -369,31 +364,39 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameters:
-    def read(name: str) -> Floats:
-        return array_in(document, name)
+class _Arrays(dict[str, Floats]):
+    """The arrays of a document, each read when it is needed."""
 
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._document = document
+
+    def __missing__(self, name: str) -> Floats:
+        array = self[name] = array_in(self._document, name)
+        return array
+
+
+def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameters:
+    arrays = _Arrays(document)
     if record.model not in MODELS:
         raise ParametersError(f"unknown model {record.model!r}; one of {', '.join(MODELS)}")
-    kind = MODELS[record.model]
-    model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
+    model = MODELS[record.model].unpack(arrays, intercept=record.intercept)
     chosen = {name: getattr(record, name) for name in SETTINGS}
     settings = LearningSettings(**{**chosen, "dim": document.get("dim", _dim(record, model))})
     counts = standardisation = pending = misfit = None
     calibration = Calibration()
     if record.answer_counts is not UNSET:
-        displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
-        counts = AnswerCounts(displayed=displayed, answered=answered)
+        counts = AnswerCounts(**{name: arrays[f"answer_counts.{name}"] for name in COUNTS})
     if record.standardisation is not UNSET:
         given = [name for name in (*SCALES, WAITING) if name in document["standardisation"]]
-        standardisation = Standardisation(**{name: read(f"standardisation.{name}") for name in given})
+        standardisation = Standardisation(**{name: arrays[f"standardisation.{name}"] for name in given})
     if record.pending is not UNSET:
-        arrays = {name: read(f"pending.{name}") for name in ARRAYS}
-        pending = ObservedSessions.unpack(arrays, dim=settings.dim, arms=len(record.arms))
+        sessions = {name: arrays[f"pending.{name}"] for name in ARRAYS}
+        pending = ObservedSessions.unpack(sessions, dim=settings.dim, arms=len(record.arms))
     if record.calibration is not UNSET:
-        calibration = Calibration(ads=read("calibration"))
+        calibration = Calibration(ads=arrays["calibration"])
     if record.misfit is not UNSET:
-        misfit = Misfit(**{name: read(f"misfit.{name}") for name in SCORES})
+        misfit = Misfit(**{name: arrays[f"misfit.{name}"] for name in SCORES})
     return Parameters(
         settings=settings,
         arms=tuple([_arm(arm) for arm in record.arms]),

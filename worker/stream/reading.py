@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from worker.stream.decoding import Encoders, Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
 from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
 from worker.stream.session import Parked, Session
-from worker.stream.settings import LearningSettings
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.topology import MOST_BYTES, RESERVED_BYTES, Emits, Record, dead_letter
 from worker.stream.versions import Versions
@@ -41,27 +40,6 @@ class Batch:
     touched: dict[str, bool] = field(default_factory=dict)
     facts: list[Opened | FeedbackFact] = field(default_factory=list)
     unremembered: dict[str, Session] = field(default_factory=dict)
-
-
-def judged_arrival(
-    value: bytes | None,
-    timestamp: int,
-    settings: LearningSettings,
-    limits: Limits,
-    encoder: Encoders | None,
-    unlisted: list[tuple[str, str]] | None = None,
-) -> Arrival:
-    """Decode an arrival under the settings of a version and the declarations in force; raises `Rejected`."""
-    return decode_arrival(
-        value,
-        limits=limits,
-        dim=settings.dim,
-        timestamp=timestamp,
-        grace=settings.grace,
-        encoder=encoder,
-        standardise=settings.standardise,
-        unlisted=unlisted,
-    )
 
 
 #: Bytes of a number of a context and a comma, at most.
@@ -107,7 +85,10 @@ class RecordReader:
                 event: Arrival | Feedback
                 if record.topic == self._arrivals:
                     arrivals += 1
-                    event = judged_arrival(record.value, record.timestamp, settings, self._limits, encoder, unlisted)
+                    timestamp, limits = record.timestamp, self._limits
+                    event = decode_arrival(
+                        record.value, settings, limits=limits, timestamp=timestamp, encoder=encoder, unlisted=unlisted
+                    )
                 else:
                     event = self._feedback(record, horizon)
                 if (size := len(record.value or b"")) > largest:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, zip_longest
 from typing import Final
 
 from worker.bandit.bonuses import joined
@@ -26,7 +25,7 @@ from worker.kernels import fingerprint
 from worker.stream.ad_features import check_ads
 from worker.stream.catalogue import align, align_answers
 from worker.stream.contexts import LEAST_SESSIONS
-from worker.stream.features import Feature, Features, listed
+from worker.stream.feature_changes import differing
 from worker.stream.folding import one_thread
 from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters
@@ -131,20 +130,7 @@ def _continued(settings: LearningSettings, history: LearningSettings) -> Learnin
         mine, theirs = getattr(settings, name), getattr(history, name)
         if mine != theirs:
             raise InputError(f"a history of another model: its {name} is {theirs}, not {mine}")
-    ours, theirs = (one.features.declared if one.features is not None else None for one in (settings, history))
-    if ours is not None and (names := _differing(ours, theirs)):
+    if found := differing(settings.features, history.features):
         later = "declare those of the history; `adcascade features apply` changes them later"
-        raise InputError(f"a history of other features than the declared ones: {listed(names)}; {later}")
+        raise InputError(f"a history of other features than the declared ones: {found}; {later}")
     return replace(settings, dim=history.dim, features=history.features, standardise=history.standardise)
-
-
-def _differing(ours: Features, theirs: Features | None) -> list[str]:
-    """Return the features and crosses that are only in one of two declarations, or otherwise, or in another place."""
-    names: list[str] = []
-    for part in ("context", "ads", "crosses"):
-        mine, known = (getattr(one, part) if one is not None else () for one in (ours, theirs))
-        if mine or (part == "crosses" and ours.context):  # a declaration may leave out contexts or ads
-            pairs = [pair for pair in zip_longest(mine, known) if pair[0] != pair[1]]
-            differing = [one for one in dict.fromkeys(chain(*pairs)) if one is not None]
-            names += [one.name if isinstance(one, Feature) else " × ".join(one) for one in differing]
-    return list(dict.fromkeys(names))

@@ -14,7 +14,7 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import inf
 from typing import Any, Final
@@ -22,9 +22,8 @@ from typing import Any, Final
 import numpy as np
 
 from worker.errors import FailedError
-from worker.stream.decoding import Encoders
+from worker.stream.decoding import EncoderAt
 from worker.stream.feature_changes import encoder_of
-from worker.stream.features import ContextEncoder
 from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
 from worker.stream.version_records import arrays_of
@@ -134,16 +133,6 @@ def base_version(known: Mapping[int, Parameters]) -> int:
     return newest
 
 
-class _EncodersByVersion:
-    """The encoders of versions with different features."""
-
-    def __init__(self, at: Callable[[int], SlatePlanner], encoders: Mapping[SlatePlanner, ContextEncoder]) -> None:
-        self._at, self._encoders = at, encoders
-
-    def at(self, time: int) -> ContextEncoder:
-        return self._encoders[self._at(time)]
-
-
 class Versions:
     """Known versions, the newest last.
 
@@ -174,12 +163,12 @@ class Versions:
         #: How contexts are encoded at a time; None if they are plain.
         self.encoders = self._find_encoders()
 
-    def _find_encoders(self) -> Encoders | None:
+    def _find_encoders(self) -> EncoderAt | None:
         found = {planner: encoder_of(planner.parameters, self.history) for planner in self._known}
         encoders = {planner: encoder for planner, encoder in found.items() if encoder is not None}
         first = encoders.get(self._known[0])
         is_one = all(encoder is first for encoder in encoders.values())
-        return first if is_one else _EncodersByVersion(self.at, encoders)
+        return first if is_one else lambda time: encoders[self.at(time)]
 
     def replace_first(self, parameters: Parameters) -> None:
         """Replace the first version, while it is the only one."""

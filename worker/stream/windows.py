@@ -56,11 +56,6 @@ class Watermark:
         """How far any partition has come; 0 before any progress."""
         return max(self._progress.values(), default=0)
 
-    @property
-    def partitions(self) -> int:
-        """The number of partitions."""
-        return len(self._progress)
-
     def by_partition(self) -> dict[int, int]:
         """Return the highest progress of each partition."""
         return dict(self._progress)
@@ -121,30 +116,20 @@ class OpenWindows:
     >>> windows.answer(1, FeedbackFact(session_id="s", occurred_at=5, position=2, arm="b", clicked=True))
     True
     >>> closed = windows.close(1000, session_timeout=60, whole_slates=False)
-    >>> list(zip(closed.arms, closed.clicked.tolist()))
-    [('a', False), ('b', True)]
+    >>> list(zip(closed.positions.tolist(), closed.clicked.tolist()))
+    [(1, False), (2, True)]
     """
 
     def __init__(self, *, window: int, closed_until: int = 0) -> None:
         self._window = window
-        self._closed_until = closed_until
+        self.closed_until = closed_until  # a record from before it is late
         self._windows: dict[int, _Window] = {}
         self._names: dict[str, str] = {}  # one string object per arm, not one per record
-
-    @property
-    def closed_until(self) -> int:
-        """The end of the closed time: a record from before it is late."""
-        return self._closed_until
 
     @property
     def sessions(self) -> int:
         """The number of open sessions."""
         return sum(len(window.sessions) for window in self._windows.values())
-
-    @property
-    def answers(self) -> int:
-        """The number of feedback records that are kept."""
-        return sum(len(window.answers) for window in self._windows.values())
 
     @property
     def needed_from(self) -> int | None:
@@ -155,7 +140,7 @@ class OpenWindows:
 
     def open(self, offset: int, event: Opened) -> bool:
         """Add a session; return False if it is late. An error leaves everything as it was."""
-        if event.arrived_at < self._closed_until:
+        if event.arrived_at < self.closed_until:
             return False
         plan = None if event.uncertain else self._plan(event)
         sessions = self._at(event.arrived_at // self._window, offset).sessions
@@ -180,7 +165,7 @@ class OpenWindows:
     def answer(self, offset: int, event: FeedbackFact) -> bool:
         """Add feedback; return False if it is late."""
         time, arm = event.occurred_at, event.arm
-        if time < self._closed_until:
+        if time < self.closed_until:
             return False
         window = self._at(time // self._window, offset)
         window.answers.append(event.session_id, time, event.position, self._names.setdefault(arm, arm), event.clicked)
@@ -252,4 +237,4 @@ class OpenWindows:
 
     def skip(self, until: int) -> None:
         """Close the time before `until`, in which there is nothing."""
-        self._closed_until = max(self._closed_until, until)
+        self.closed_until = max(self.closed_until, until)

@@ -1,4 +1,4 @@
-"""The status page: its document, its figures, and the files of the page; the frame of printed pages.
+"""The status page: its document, its figures, and the files of the page.
 
 It reads snapshots of the metrics and changes nothing.
 """

@@ -12,8 +12,7 @@ from msgspec import to_builtins
 
 from worker.bandit.arrays import sigmoid
 from worker.errors import AdcascadeError
-from worker.metrics import Snapshot, Window
-from worker.metrics.history import exploration_share
+from worker.metrics.history import Snapshot, Window, exploration_share
 from worker.stream.calibration import SESSIONS
 from worker.stream.contexts import stack_packed
 from worker.stream.events import PredictedClicks

@@ -16,7 +16,8 @@ import orjson
 
 from worker import __version__
 from worker.http.pages import BROWSER_HEADERS, Page, Route, page_of_file
-from worker.metrics import Metrics, Snapshot
+from worker.metrics.history import Snapshot
+from worker.metrics.observer import Metrics
 from worker.stream.ad_figures import best_and_worst
 from worker.web.figures import (
     calibration,
@@ -95,7 +96,7 @@ class StatusDocument:
         return {
             "name": f"adcascade {__version__}",
             "runner": self._runner,
-            "simulated": snapshot.is_simulated,
+            "simulated": "pseudo_regret" in numbers,
             "time": time or None,
             "uptime": round(now - self._started, 3),
             "counters": {

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from worker.console import write_file
+from worker.report.page import page
 from worker.simulation.demo import plots
 from worker.simulation.demo.run import Demo, FinishedRun
 from worker.simulation.demo.summary import summary, summary_rows
 from worker.simulation.worth import TableRow
-from worker.web.printed import page
 
 #: The plots in their order, each with a heading and an explanation.
 PLOTS = (

@@ -17,10 +17,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from worker.bandit.additive import AdditiveModel
-from worker.embedded.outputs import Tap
-from worker.embedded.runner import Embedded
+from worker.embedded.runner import Embedded, Tap
 from worker.errors import FailedError
-from worker.metrics import Metrics
+from worker.metrics.observer import Metrics
 from worker.simulation.demo.ledger import Ledger, Row
 from worker.simulation.environments import make_environment
 from worker.simulation.users import BEGINNING, Habits, Sent, Users

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from worker import __version__
 from worker.console import note
-from worker.metrics import CATALOGUE
+from worker.metrics.catalogue import CATALOGUE
 from worker.simulation.traffic.generator import Traffic
 from worker.simulation.worth import TableRow, tenths, together, worth_numbers, worth_rows
 
