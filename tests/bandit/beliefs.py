@@ -72,7 +72,7 @@ class Scene:
 def scenes(draw: st.DrawFn, kind: st.SearchStrategy[str] = kinds) -> Scene:
     generator = np.random.default_rng(draw(seeds))
     dim, arms, ridge, drawn = draw(dims), draw(counts), draw(ridges), draw(kind)
-    precision = Precision.prior(dim=dim, arms=arms, ridge=ridge)
+    precision = Precision.diagonal(np.full(dim, ridge), np.full(arms, ridge))
     for _ in range(draw(st.integers(0, 12))):
         contexts = contexts_of(drawn, 10, dim, generator)
         sessions, shown = displays(contexts, arms, 25, generator)
@@ -89,7 +89,7 @@ def belief(
     return AdditiveModel(
         theta_context=generator.normal(size=dim) / np.sqrt(dim),
         theta_arms=generator.normal(size=arms) * 1.5 - 1,
-        precision=Precision.prior(dim=dim, arms=arms, ridge=ridge).plus(
+        precision=Precision.diagonal(np.full(dim, ridge), np.full(arms, ridge)).plus(
             ByArm(contexts, sessions=sessions, arms=shown), generator.uniform(0.02, 0.25, displayed)
         ),
         prior_precision=np.full(dim, ridge),

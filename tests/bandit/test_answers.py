@@ -218,7 +218,7 @@ def test_counts_follow_their_arms_and_positions(seed: int) -> None:
     displayed = generator.integers(0, 9, (3, 4)).astype(float)
     counts = counted(displayed, np.floor(displayed / 2))
     assert np.array_equal(counts.faded(0.5).displayed, displayed / 2)
-    more = counts.with_arms(2)
+    more = counts.choose_arms([0, 1, 2, 3, -1, -1])
     assert np.array_equal(more.displayed, np.hstack([displayed, np.zeros((3, 2))]))
     assert np.array_equal(more.choose_arms([5, 0, 2]).displayed, more.displayed[:, [5, 0, 2]])
     assert np.array_equal(counts.with_horizon(2).displayed, displayed[:2])

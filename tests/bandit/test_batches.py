@@ -56,7 +56,7 @@ def with_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) ->
 
 
 def without_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) -> Results:
-    optimistic = optimistic_slates(planner, contexts, beta=1.5, bonus=BONUSES["value"], masked=masked)
+    optimistic = optimistic_slates(planner, contexts, Optimism(beta=1.5, bonus=BONUSES["value"]), masked)
     return {
         "greedy": greedy_slates(planner, contexts, masked),
         "optimistic": optimistic,

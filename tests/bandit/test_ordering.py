@@ -14,8 +14,8 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import BONUSES, Spread
-from worker.bandit.ordering import fixed_slates, greedy_slates, optimistic_slates
-from worker.bandit.planning import Planner
+from worker.bandit.ordering import both_slates, fixed_slates, greedy_slates, optimistic_slates
+from worker.bandit.planning import Optimism, Planner
 
 from .beliefs import excluded_arms, lawful, planner_of, probabilities, seeds
 from .reference import best_value, logistic, slate_value, squared_widths
@@ -51,12 +51,11 @@ def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(seed, 
     factors = np.ones((3, arms))
     factors[:, planner.shown] = spread.factors(slice(0, 3), planner.arm_keys, np.float64)
     hopeful = np.asarray(logistic(planner.model.log_odds(contexts) + beta * widths * factors), dtype=float)
+    optimism = Optimism(beta=beta, bonus=BONUSES["value"], spread=spread)
     for slates, chances in (
         (greedy_slates(planner, contexts, masked), likely),
-        (
-            optimistic_slates(planner, contexts, beta=beta, bonus=BONUSES["value"], masked=masked, spread=spread),
-            hopeful,
-        ),
+        (optimistic_slates(planner, contexts, optimism, masked), hopeful),
+        (both_slates(planner, contexts, optimism, masked)[1], hopeful),
     ):
         for row in range(3):
             eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
@@ -76,17 +75,18 @@ def test_by_turns_slates_are_as_good_and_arms_that_are_alike_are_shown_as_often(
     planner = Planner(known, rewards, horizon=horizon, repeats=False, active=active, answers=rates)
     turns, excluded = np.arange(420, dtype=np.uint32), excluded_arms(generator, len(arms), *[0.3] * 420)
     contexts = np.repeat(generator.normal(size=(1, 1)), 420, axis=0)
-    slates = greedy_slates(planner, contexts, planner.masked(excluded), turns)
+    spread = Optimism(beta=1.0, bonus=BONUSES["value"], spread=Spread(share=1.0, keys=turns))
+    slates, _ = both_slates(planner, contexts, spread, planner.masked(excluded))
     for slate, gone in zip(slates.tolist(), excluded, strict=True):
         shown = [arm for arm in slate if arm != NO_ARM]
         assert not set(shown) & (set(gone) | set(np.flatnonzero(~active)))
         assert len(set(shown)) == len(shown) == min(horizon, len(set(planner.shown) - set(gone)))
     values, without = (
-        planner.slate_values(contexts, greedy_slates(planner, contexts, planner.masked(excluded), keys))[:, 0]
-        for keys in (turns, None)
+        planner.slate_values(contexts, some)[:, 0]
+        for some in (slates, greedy_slates(planner, contexts, planner.masked(excluded)))
     )
     assert values == pytest.approx(without, abs=1e-6)
-    free = greedy_slates(planner, contexts, None, turns)
+    free, _ = both_slates(planner, contexts, spread)
     for kind in set(arms):
         alike = [arm for arm in planner.shown.tolist() if arms[arm] == kind]
         assert len({int((free == arm).sum()) for arm in alike}) <= 1
@@ -116,7 +116,7 @@ def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_position_emp
     contexts, masked = np.array([[offset], [0.0]]), planner.masked(excluded)
     for slates in (
         greedy_slates(planner, contexts, masked),
-        optimistic_slates(planner, contexts, beta=beta, bonus=BONUSES["value"], masked=masked),
+        optimistic_slates(planner, contexts, Optimism(beta=beta, bonus=BONUSES["value"]), masked),
     ):
         for slate, gone in zip(slates, excluded, strict=True):
             shown = [arm for arm in slate.tolist() if arm != NO_ARM]

@@ -93,7 +93,7 @@ def test_what_people_read_is_the_brute_force_posterior(scene: Tastes) -> None:
         np.testing.assert_allclose(mean, through @ as_vector(model), rtol=0, atol=1e-12)
         np.testing.assert_allclose(spread, (through @ covariance @ through.T).astype(float), rtol=0, atol=1e-9)
         assert model.biases[arm] == mean[0]
-        assert model.bias_deviations[arm] == pytest.approx(np.sqrt(spread[0, 0]), rel=1e-12)
+        assert model.widths(np.zeros((1, model.dim)))[0][arm] == pytest.approx(np.sqrt(spread[0, 0]), rel=1e-12)
     np.testing.assert_allclose(model.effects, model.shared[1:, 0])
 
 
@@ -319,7 +319,7 @@ def test_a_new_arm_starts_where_arms_like_it_are(scene: Tastes, count: int) -> N
         a = np.concatenate([[1.0], described[new] if described is not None else []])
         np.testing.assert_allclose(after.heads_of_arms[model.arms + new], model.shared @ a, rtol=0, atol=1e-13)
     np.testing.assert_allclose(after.heads_of_arms[: model.arms], model.heads_of_arms, rtol=0, atol=1e-13)
-    assert (after.bias_deviations[model.arms :] > 0).all()
+    assert (after.widths(np.zeros((1, after.dim)))[0][model.arms :] > 0).all()
 
 
 def test_a_new_additive_arm_starts_at_the_base_rate() -> None:
@@ -329,7 +329,7 @@ def test_a_new_additive_arm_starts_at_the_base_rate() -> None:
     model = model.fold(answers_to(rare, 2000, 4000, generator), estimator="laplace").model
     fresh = model.with_arms(1)
     assert sigmoid(fresh.biases[20:]) == pytest.approx(0.047, abs=0.02)
-    assert fresh.bias_deviations[20] > 2 * fresh.bias_deviations[:20].max()
+    assert fresh.widths(np.zeros((1, fresh.dim)))[0][20] > 2 * fresh.widths(np.zeros((1, fresh.dim)))[0][:20].max()
     plain = AdditiveModel.prior(dim=1, arms=20, ridge=1.0).with_arms(1)
     assert sigmoid(plain.biases[20:]) == 0.5
 

@@ -169,7 +169,7 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
     generator = np.random.default_rng(0)
     contexts = generator.normal(size=(300, 4)) + shift
     arms = generator.integers(0, 9, 300)
-    precision = Precision.prior(dim=4, arms=9, ridge=1.0).plus(
+    precision = Precision.diagonal(np.ones(4), np.ones(9)).plus(
         ByArm(contexts, sessions=np.arange(300), arms=arms), np.full(300, 0.2)
     )
     planner = Planner(

@@ -52,7 +52,7 @@ def test_ucbbp_takes_the_optimistic_arms_on_the_greedy_continuation(bonus: str, 
     if repeats:
         expected = planner.plan(contexts, optimism=Optimism(beta=2.0, bonus=BONUSES[bonus])).optimistic
     else:
-        expected = optimistic_slates(planner, contexts, beta=2.0, bonus=BONUSES["value"])
+        expected = optimistic_slates(planner, contexts, Optimism(beta=2.0, bonus=BONUSES["value"]))
     assert np.array_equal(slates.arms, expected)
     assert slates.explored.all()
     assert (slates.propensities == 1).all()

@@ -90,7 +90,7 @@ def test_adding_displays_adds_their_outer_products(seed, kind, ridge, dim, arms,
     contexts = contexts_of(kind, 5, dim, generator)
     sessions, shown = displays(contexts, arms, count, generator)
     weights = generator.uniform(0, 0.25, count)
-    prior = Precision.prior(dim=dim, arms=arms, ridge=ridge)
+    prior = Precision.diagonal(np.full(dim, ridge), np.full(arms, ridge))
     expected = dense_matrix(prior)
     if count:
         z = features(contexts, sessions, shown, arms)
@@ -175,6 +175,6 @@ def test_a_precision_that_is_not_positive_definite_is_not_used(precision: Precis
 
 
 def test_without_arms_there_is_still_a_context_block() -> None:
-    precision = Precision.prior(dim=2, arms=0, ridge=3.0)
+    precision = Precision.diagonal(np.full(2, 3.0), np.zeros(0))
     assert precision.is_positive_definite
     assert np.array_equal(dense_matrix(precision.with_arms(2, ridge=3.0)), 3 * np.eye(4))

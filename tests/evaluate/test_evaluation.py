@@ -314,5 +314,5 @@ def test_removed_arms_are_integrated_out(lines: list[Document]) -> None:
     np.testing.assert_allclose(aligned.log_odds(contexts)[:, [0, 2]], model.log_odds(contexts)[:, [2, 0]], rtol=1e-12)
     assert isinstance(model, PersonalModel)
     assert aligned.biases[1] == pytest.approx(model.shared[0, 0])
-    assert aligned.bias_deviations[1] > np.sqrt(1 / INTERCEPT_PRECISION)
+    assert aligned.widths(np.zeros((1, aligned.dim)))[0][1] > np.sqrt(1 / INTERCEPT_PRECISION)
     assert align(model, arms, arms, settings=settings) is model

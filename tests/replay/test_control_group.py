@@ -13,7 +13,7 @@ from worker.bandit.planning import slate_chances, values_of_slates
 from worker.embedded.runner import Embedded
 from worker.logs.format import LogWriter
 from worker.replay.verify import verify
-from worker.stream.chance import control_number
+from worker.stream.chance import lottery
 from worker.stream.contexts import pack_context, stack_packed
 from worker.stream.decoding import decode_journal
 from worker.stream.events import Arrival, FeedbackFact, Opened
@@ -64,7 +64,7 @@ def test_the_group_is_a_share_of_the_users_and_gets_the_control_in_any_case(tmp_
     versions = {one.version: one for one in map(decoded, of(lines, "parameters"))}
     opened = opened_in(lines)
     for name, one in opened.items():
-        assert ("control" in one.modes) == (control_number(salt, user_of(name)) < SHARE)
+        assert ("control" in one.modes) == (lottery("control", salt, user_of(name)) < SHARE)
     controls = [one for one in opened.values() if "control" in one.modes]
     assert len(opened) * SHARE * 0.6 < len(controls) < len(opened) * SHARE * 1.4
     assert {mode for one in opened.values() for mode in one.modes} >= {"control", "random", "warmup"}

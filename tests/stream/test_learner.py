@@ -381,8 +381,8 @@ def test_an_import_takes_the_estimate_by_arm_and_nothing_else(arms: bool) -> Non
     d, c, a = given.model.biases
     assert list(made.model.biases) == ([a, 0.0, c, d] if arms else [a, 0.0, c])
     assert made.arms == ((*ARMS, given.arms[0]) if arms else ARMS)
-    widths = made.model.bias_deviations
-    assert np.allclose(widths[[0, 2]], given.model.bias_deviations[[2, 1]])
+    widths = made.model.widths(np.zeros((1, made.model.dim)))[0]
+    assert np.allclose(widths[[0, 2]], given.model.widths(np.zeros((1, given.model.dim)))[0][[2, 1]])
     assert widths[1] == pytest.approx(SETTINGS.ridge**-0.5, rel=0.5), "the prior"
     assert (made.observations, made.folds, made.frozen) == (given.observations, given.folds, True)
     assert (made.version, made.parent_sha256) == (frozen.version + 1, frozen.sha256)

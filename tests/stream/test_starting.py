@@ -83,7 +83,7 @@ def test_ads_are_those_of_the_catalogue_matched_by_id_or_else_those_of_the_histo
     assert [(arm.arm, arm.reward) for arm in first.arms] == [("new", 9.0), ("d", 5.0), ("a", 1.0)]
     context, before = np.zeros((1, 3)), HISTORY.model.log_odds(np.zeros((1, 3)))[0]
     assert np.allclose(first.model.log_odds(context)[0, 1:], before[[3, 0]])
-    deviations = first.model.bias_deviations
+    deviations = first.model.widths(np.zeros((1, first.model.dim)))[0]
     assert deviations[0] > 2 * deviations[1:].max()
     assert start(arms=()).arms == ARMS
 

@@ -82,8 +82,8 @@ class AdditiveModel(LinearModel):
     @classmethod
     def certain(cls, theta_context: Floats, theta_arms: Floats, *, ridge: float = 1.0) -> AdditiveModel:
         """Return a given θ with the prior's precision: the truth of a simulated world."""
-        precision = Precision.prior(dim=len(theta_context), arms=len(theta_arms), ridge=ridge)
         prior = np.full(len(theta_context), float(ridge))
+        precision = Precision.diagonal(prior, np.full(len(theta_arms), float(ridge)))
         return cls(theta_context=theta_context, theta_arms=theta_arms, precision=precision, prior_precision=prior)
 
     @classmethod
@@ -210,8 +210,9 @@ class AdditiveModel(LinearModel):
         more = max(0, horizon - 1 - effects) if self.intercept else 0
         if not more:
             return self
-        theta = np.concatenate([self.theta_context, np.zeros(more)])
-        return replace(self, theta_context=theta, precision=self.precision.with_columns(np.ones(more)))
+        rows = np.append(np.arange(self.precision.dim), np.full(more, -1))
+        precision = self.precision.choose_columns(rows, np.ones(len(rows)))
+        return replace(self, theta_context=chosen(self.theta_context, rows, 0), precision=precision)
 
     def with_columns(self, fresh: ClickModel, columns: Ints, ad_columns: Ints) -> AdditiveModel:
         assert isinstance(fresh, AdditiveModel)
@@ -259,11 +260,6 @@ class AdditiveModel(LinearModel):
     def biases(self) -> Floats:
         """The log-odds of each arm at x = 0, (K,): θ_k, and the intercept if there is one."""
         return self.theta_arms + self.theta_context[0] if self.intercept else self.theta_arms
-
-    @property
-    def bias_deviations(self) -> Floats:
-        """The posterior standard deviation of θ_k, (K,)."""
-        return np.asarray(self.widths(np.zeros((1, self.dim)))[0])
 
     @property
     def effects(self) -> Floats:

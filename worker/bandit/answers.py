@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Array, ArrayValue, Floats, Ints, frozen_array
+from worker.bandit.arrays import Array, ArrayValue, Floats, Ints, chosen, frozen_array
 from worker.errors import InputError
 
 #: Displays at the rate of all arms (ρ_k), and passes as expected (r_h), that a rate starts from.
@@ -120,15 +120,10 @@ class AnswerCounts(ArrayValue):
         """Forget as the estimate does."""
         return replace(self, displayed=keep * self.displayed, answered=keep * self.answered)
 
-    def with_arms(self, count: int) -> AnswerCounts:
-        """Append arms that were never displayed."""
-        more = ((0, 0), (0, count))
-        return replace(self, displayed=np.pad(self.displayed, more), answered=np.pad(self.answered, more))
-
     def choose_arms(self, arms: Sequence[int]) -> AnswerCounts:
-        """Return the counts of these arms alone, in this order."""
-        chosen = list(arms)
-        return replace(self, displayed=self.displayed[:, chosen], answered=self.answered[:, chosen])
+        """Return the counts of these arms alone, in this order; −1 stands for one that was never displayed."""
+        columns = np.array(arms, dtype=np.intp)
+        return replace(self, displayed=chosen(self.displayed, columns, 1), answered=chosen(self.answered, columns, 1))
 
     def with_horizon(self, horizon: int) -> AnswerCounts:
         """Cut the counts to the horizon, or add positions that were never displayed."""

@@ -64,8 +64,27 @@ def arm_features(arms: int, features: Floats | None) -> Floats:
     return described
 
 
-class Truth(Protocol):
-    """What users do: the part of a click model that a simulated world needs."""
+class Described(TypedDict, total=False):
+    """What else is known of contexts, arms and sessions before any data.
+
+    features : (K, columns), those of the arms; a model may ignore them
+    intercept : whether there is one; a model may need it
+    horizon : the number of positions, 1 by default
+    groups : the declared features of contexts, one vector by default
+    ad_groups : the declared features of arms, numbers by default
+    """
+
+    features: Floats | None
+    intercept: bool
+    horizon: int
+    groups: Groups | None
+    ad_groups: Groups | None
+
+
+class ClickModel(Protocol):
+    """A belief about clicks on K arms, given contexts of d numbers; of a simulated world, the truth."""
+
+    name: ClassVar[str]
 
     @property
     def dim(self) -> int:
@@ -74,6 +93,22 @@ class Truth(Protocol):
     @property
     def arms(self) -> int:
         """The number K of arms, retired ones included."""
+
+    @classmethod
+    def prior(cls, *, dim: int, arms: int, ridge: float, **known: Unpack[Described]) -> ClickModel:
+        """Return the belief before any data.
+
+        `ridge` is the precision of the prior, in units of what `groups.py` says if there is an intercept.
+        """
+
+    @classmethod
+    def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = True) -> ClickModel:
+        """Return the model that `pack` took apart; raise `InputError` if it is not usable."""
+
+    def pack(self) -> dict[str, Floats]:
+        """Return all that the model consists of, by name; a dot in a name nests it in the record of a version."""
+
+    # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def biases(self) -> Floats:
@@ -92,45 +127,6 @@ class Truth(Protocol):
 
     def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
         """Return the same of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
-
-
-class Described(TypedDict, total=False):
-    """What else is known of contexts, arms and sessions before any data.
-
-    features : (K, columns), those of the arms; a model may ignore them
-    intercept : whether there is one; a model may need it
-    horizon : the number of positions, 1 by default
-    groups : the declared features of contexts, one vector by default
-    ad_groups : the declared features of arms, numbers by default
-    """
-
-    features: Floats | None
-    intercept: bool
-    horizon: int
-    groups: Groups | None
-    ad_groups: Groups | None
-
-
-class ClickModel(Truth, Protocol):
-    """A belief about clicks on K arms, given contexts of d numbers."""
-
-    name: ClassVar[str]
-
-    @classmethod
-    def prior(cls, *, dim: int, arms: int, ridge: float, **known: Unpack[Described]) -> ClickModel:
-        """Return the belief before any data.
-
-        `ridge` is the precision of the prior, in units of what `groups.py` says if there is an intercept.
-        """
-
-    @classmethod
-    def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = True) -> ClickModel:
-        """Return the model that `pack` took apart; raise `InputError` if it is not usable."""
-
-    def pack(self) -> dict[str, Floats]:
-        """Return all that the model consists of, by name; a dot in a name nests it in the record of a version."""
-
-    # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def widths(self, contexts: Floats) -> Floats:
         """Return the posterior standard deviation of the log-odds: (n, d) → (n, K)."""
@@ -190,10 +186,6 @@ class ClickModel(Truth, Protocol):
 
     def head(self, arm: int) -> tuple[Floats, Floats]:
         """Return the coefficients of [1; x] in the log-odds of an arm, (d+1,), and their covariance, (d+1, d+1)."""
-
-    @property
-    def bias_deviations(self) -> Floats:
-        """The posterior standard deviation of `biases`, (K,)."""
 
 
 Model = TypeVar("Model", covariant=True)

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.answers import Cascade, shifted
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, Keys
-from worker.bandit.bonuses import Bonus, Spread
-from worker.bandit.planning import Masked, Planner
+from worker.bandit.planning import Masked, Optimism, Planner
 
 ARMS_AT_ONCE = 128  # whose probabilities at all positions are computed in one call
 
@@ -37,43 +36,29 @@ class _Way(NamedTuple):
     masked: Masked | None
 
 
-def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None, keys: Keys | None = None) -> Ints:
-    """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones.
-
-    Sessions with `keys` (n,) show by turns what is alike: each is planned for the arms that are some turns before those
-    that it is shown.
-    """
-    (greedy,) = _best(planner, contexts, _estimated(planner, contexts, masked, keys))
-    return _by_turns(planner, greedy, keys)
+def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None) -> Ints:
+    """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones."""
+    (greedy,) = _best(planner, contexts, _estimated(planner, contexts, masked, None))
+    return greedy
 
 
-def optimistic_slates(
-    planner: Planner,
-    contexts: Floats,
-    *,
-    beta: float,
-    bonus: Bonus,
-    masked: Masked | None = None,
-    spread: Spread | None = None,
-) -> Ints:
+def optimistic_slates(planner: Planner, contexts: Floats, optimism: Optimism, masked: Masked | None = None) -> Ints:
     """Return the best slates under the optimistic probabilities of the bonus: (n, d) → (n, H)."""
-    (optimistic,) = _best(planner, contexts, _hoped(planner, contexts, beta, bonus, masked, spread))
+    (optimistic,) = _best(planner, contexts, _hoped(planner, contexts, optimism, masked))
     return optimistic
 
 
 def both_slates(
-    planner: Planner,
-    contexts: Floats,
-    *,
-    beta: float,
-    bonus: Bonus,
-    masked: Masked | None,
-    spread: Spread | None,
-    keys: Keys | None,
+    planner: Planner, contexts: Floats, optimism: Optimism, masked: Masked | None = None
 ) -> tuple[Ints, Ints]:
-    """Return the greedy and the optimistic slates. In small batches, both together take the time of one of them."""
+    """Return the greedy and the optimistic slates. In small batches, both together take the time of one of them.
+
+    Where optimism is spread, greedy sessions show by turns what is alike: each is planned for the arms that are some
+    turns before those that it is shown.
+    """
+    keys = None if optimism.spread is None else optimism.spread.keys
     estimated = _estimated(planner, contexts, masked, keys)
-    greedy, optimistic = _best(planner, contexts, estimated, _hoped(planner, contexts, beta, bonus, masked, spread))
+    greedy, optimistic = _best(planner, contexts, estimated, _hoped(planner, contexts, optimism, masked))
     return _by_turns(planner, greedy, keys), optimistic
 
 
@@ -92,13 +77,12 @@ def _by_turns(planner: Planner, slates: Ints, keys: Keys | None) -> Ints:
     return np.where(slates == NO_ARM, NO_ARM, shown)
 
 
-def _hoped(
-    planner: Planner, contexts: Floats, beta: float, bonus: Bonus, masked: Masked | None, spread: Spread | None
-) -> _Way:
+def _hoped(planner: Planner, contexts: Floats, optimism: Optimism, masked: Masked | None) -> _Way:
     def chances(rows: slice) -> Array:
+        spread = optimism.spread
         factors = None if spread is None else spread.factors(rows, planner.arm_keys, planner.dtype)
         log_odds, widths = planner.heads.log_odds(contexts[rows]), planner.heads.widths(contexts[rows])
-        return bonus.optimistic(log_odds, beta * widths, factors)
+        return optimism.bonus.optimistic(log_odds, optimism.beta * widths, factors)
 
     return _Way(chances, masked)
 

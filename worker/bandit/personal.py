@@ -386,10 +386,6 @@ class PersonalModel(LinearModel):
         return self.heads_of_arms[:, 0]
 
     @property
-    def bias_deviations(self) -> Floats:
-        return np.asarray(np.sqrt(self.precision.covariances[:, 0, 0]))
-
-    @property
     def effects(self) -> Floats:
         return self.shared[1:, 0]
 

@@ -30,7 +30,7 @@ from numpy.typing import DTypeLike, NDArray
 from worker.bandit.answers import AnswerRates, Cascade
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, Keys, check_rewards, sigmoid
 from worker.bandit.bonuses import Bonus, Spread
-from worker.bandit.click_model import ClickModel, Truth
+from worker.bandit.click_model import ClickModel
 from worker.errors import InputError
 
 ELEMENTS = 1 << 18  # contexts × arms that are planned at once: fewer cost more calls, more leave the cache
@@ -261,7 +261,7 @@ class Planner:
         return slate_values(self.model, self.rewards, contexts, arms, self.answers)
 
 
-def slate_chances(model: Truth, contexts: Floats, arms: Ints) -> Floats:
+def slate_chances(model: ClickModel, contexts: Floats, arms: Ints) -> Floats:
     """Return the click probability of each display of slates, 0 where there is no arm: (n, d), (n, H) → (n, H)."""
     effects = model.position_effects
     later = np.minimum(np.arange(arms.shape[1]), len(effects) - 1)
@@ -269,7 +269,7 @@ def slate_chances(model: Truth, contexts: Floats, arms: Ints) -> Floats:
 
 
 def slate_values(
-    model: Truth, rewards: Floats, contexts: Floats, arms: Ints, answers: AnswerRates | None = None
+    model: ClickModel, rewards: Floats, contexts: Floats, arms: Ints, answers: AnswerRates | None = None
 ) -> Floats:
     """Return the expected revenue of slates under a model from each position on: arms (n, H) → (n, H).
 

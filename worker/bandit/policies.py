@@ -72,10 +72,6 @@ class Unplanned(NamedTuple):
             raise InputError("this policy draws at random: give it uniforms")
         return self.uniforms
 
-    def spread(self, share: float) -> Spread | None:
-        """Return how the sessions spread their optimism; None if they do not."""
-        return None if not share or self.keys is None else Spread(share=share, keys=self.keys)
-
 
 class Policy(ABC):
     """A rule that gives each session its slate; the dataclass fields of a policy are what it needs of `Exploration`."""
@@ -158,20 +154,22 @@ class Ucbbp(Policy):
     def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
         if planner.repeats:
             return Slates.certain(self.both(planner, sessions)[1], True)
-        contexts, masked, spread = sessions.contexts, sessions.masked, sessions.spread(self.spread)
-        arms = optimistic_slates(planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked, spread=spread)
-        return Slates.certain(arms, True)
+        return Slates.certain(
+            optimistic_slates(planner, sessions.contexts, self._optimism(sessions), sessions.masked), True
+        )
 
     def both(self, planner: Planner, sessions: Unplanned) -> tuple[Ints, Ints]:
         """Return the greedy and the optimistic arms: (n, H) each."""
-        contexts, masked, spread = sessions.contexts, sessions.masked, sessions.spread(self.spread)
+        contexts, masked, optimism = sessions.contexts, sessions.masked, self._optimism(sessions)
         if planner.repeats:
-            plan = planner.plan(contexts, masked, Optimism(beta=self.beta, bonus=self.bonus, spread=spread))
+            plan = planner.plan(contexts, masked, optimism)
             return plan.arms, plan.optimistic
-        turns = sessions.keys if self.spread else None
-        return both_slates(
-            planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked, spread=spread, keys=turns
-        )
+        return both_slates(planner, contexts, optimism, masked)
+
+    def _optimism(self, sessions: Unplanned) -> Optimism:
+        keys = sessions.keys if self.spread else None
+        spread = None if keys is None else Spread(share=self.spread, keys=keys)
+        return Optimism(beta=self.beta, bonus=self.bonus, spread=spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

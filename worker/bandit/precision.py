@@ -38,7 +38,7 @@ class Precision:
 
     Examples
     --------
-    >>> prior = Precision.prior(dim=2, arms=3, ridge=2.0)
+    >>> prior = Precision.diagonal(np.full(2, 2.0), np.full(3, 2.0))
     >>> prior.squared_widths(np.array([[0.0, 0.0]]))
     array([[0.5, 0.5, 0.5]])
     >>> shown = ByArm(np.array([[1.0, 0.0]]), sessions=np.array([0]), arms=np.array([1]))
@@ -59,11 +59,6 @@ class Precision:
         if not np.allclose(self.context, self.context.T, rtol=1e-9, atol=1e-12 * np.abs(self.context).max(initial=0)):
             raise InputError("precision.context must be symmetric")
         object.__setattr__(self, "context", _symmetric(self.context))
-
-    @classmethod
-    def prior(cls, *, dim: int, arms: int, ridge: float) -> Precision:
-        """Return λI."""
-        return cls.diagonal(np.full(dim, ridge), np.full(arms, ridge))
 
     @classmethod
     def diagonal(cls, context: Floats, arms: Floats) -> Precision:
@@ -162,13 +157,6 @@ class Precision:
             cross=np.vstack([self.cross, np.zeros((count, self.dim))]),
             arms=np.concatenate([self.arms, np.full(count, float(ridge))]),
         )
-
-    def with_columns(self, prior: Floats) -> Precision:
-        """Append columns of the context block of which nothing is known but their prior precision."""
-        more = (0, len(prior))
-        context = np.pad(self.context, (more, more))
-        context[len(self.context) :, len(self.context) :] = np.diag(prior)
-        return Precision(context=context, cross=np.pad(self.cross, ((0, 0), more)), arms=self.arms)
 
     def choose_columns(self, columns: Ints, prior: Floats) -> Precision:
         """Return the information about these columns of the context block, −1 for one with its `prior` alone."""

@@ -51,7 +51,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
     """Return the facts of a version, for JSON and reports."""
     model, counts, rates = parameters.model, parameters.answers, parameters.rates
     settings, scales = parameters.settings, parameters.standardisation
-    deviations = model.bias_deviations if parameters.arms else np.zeros(0)
+    deviations = model.widths(np.zeros((1, model.dim)))[0] if parameters.arms else np.zeros(0)
     return {
         **{name: getattr(parameters, name) for name in FACTS},
         "lift": None if parameters.lift is None else to_builtins(parameters.lift.figures),

@@ -183,19 +183,11 @@ class OrderedLog:
 
     def add(self, line: Line) -> None:
         """Add a line."""
-        name = self._names.get(line.record.topic)
-        if name is None:
-            self.others[line.record.topic if len(self.others) < 100 else "…"] += 1
-        else:
-            self._add(name, line)
-
-    def add_record(self, record: Record, headers: Headers = ()) -> None:
-        """Add a record of another source than a file, unless it is about another session."""
-        if self.is_wanted(b'%b" %b %b' % (record.topic.encode(), record.key or b"", record.value or b"")):
-            self.add(Line(record, headers, 0))
-
-    def _add(self, name: str, line: Line) -> None:
         record = line.record
+        name = self._names.get(record.topic)
+        if name is None:
+            self.others[record.topic if len(self.others) < 100 else "…"] += 1
+            return
         if name == "journal" and record.partition != ONLY_PARTITION:
             raise InputError(
                 f"line {line.number}: {record.topic} has one partition, this record is of partition {record.partition}"
@@ -218,6 +210,11 @@ class OrderedLog:
                 self.versions.add(record.value, row=done.lastrowid or 0, line=line.number, published=False)
         elif name == "dead-letters":
             self._leave_out_origin(line.headers)
+
+    def add_record(self, record: Record, headers: Headers = ()) -> None:
+        """Add a record of another source than a file, unless it is about another session."""
+        if self.is_wanted(b'%b" %b %b' % (record.topic.encode(), record.key or b"", record.value or b"")):
+            self.add(Line(record, headers, 0))
 
     def _count_repeated(self, position: tuple[str, int, int], value: bytes | None, line: int) -> None:
         self.duplicates += 1

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, Entry, OrderedLog
+from worker.logs.ordered import ARRIVAL, CLICK, DECISION, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Mode, Opened
 from worker.stream.session import answered
@@ -139,23 +139,16 @@ class TraceReader:
         self._timeout = max(timeout, log.versions.longest("session_timeout"))
         self._open: dict[str, list[SessionTrace]] = {}
         self._queue: deque[SessionTrace] = deque()  # the open traces by arrival
-        self._readers: dict[int, Callable[[Entry], None]] = {
-            ARRIVAL: self._read_arrival,
-            OPENED: self._read_opened,
-            DECISION: self._read_decision,
-            CLICK: self._read_click,
-            FACT: self._read_fact,
-        }
 
     def read(self, entries: Iterable[Entry]) -> Iterator[SessionTrace]:
         """Yield the traces of entries that are in the order of time."""
-        queue, timeout, readers = self._queue, self._timeout, self._readers
+        queue, timeout = self._queue, self._timeout
         for entry in entries:
             self.latest = max(self.latest, entry.time)
             while queue and queue[0].arrived_at + timeout < entry.time:
                 yield self._ended(queue.popleft())
             with suppress(Rejected, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                readers[entry.kind](entry)
+                self._take(entry)
         while queue:
             yield self._ended(queue.popleft())
 
@@ -204,29 +197,23 @@ class TraceReader:
             return known
         return [opened_by(arrival, decision) for arrival in self.arrivals(trace, decision.parameters_version)[-1:]]
 
-    def _read_arrival(self, entry: Entry) -> None:
-        self._trace(_decode_id(entry.value).session_id, entry.time).arrivals.append(entry)
-
-    def _read_opened(self, entry: Entry) -> None:
-        opened = decode_journal(entry.value)
-        if isinstance(opened, Opened):
-            self._trace(opened.session_id, opened.arrived_at).openings.append((entry, opened))
-
-    def _read_decision(self, entry: Entry) -> None:
-        try:
-            decision = decode_decision(entry.value)
-        except Rejected as rejected:
-            self._unreadable(entry, str(rejected))
-            return
-        self._trace(decision.session_id, decision.arrived_at).decisions.append((entry, decision))
-
-    def _read_click(self, entry: Entry) -> None:
-        feedback = decode_feedback(entry.value, limits=UNLIMITED, horizon=MOST, timestamp=0)
-        for trace in self._open.get(feedback.session_id, ()):
-            trace.clicks.append((entry, feedback))
-
-    def _read_fact(self, entry: Entry) -> None:
-        fact = decode_journal(entry.value)
-        if isinstance(fact, FeedbackFact):
+    def _take(self, entry: Entry) -> None:
+        """Add an entry to the traces that it is about."""
+        if entry.kind == ARRIVAL:
+            self._trace(_decode_id(entry.value).session_id, entry.time).arrivals.append(entry)
+        elif entry.kind == DECISION:
+            try:
+                decision = decode_decision(entry.value)
+            except Rejected as rejected:
+                self._unreadable(entry, str(rejected))
+                return
+            self._trace(decision.session_id, decision.arrived_at).decisions.append((entry, decision))
+        elif entry.kind == CLICK:
+            feedback = decode_feedback(entry.value, limits=UNLIMITED, horizon=MOST, timestamp=0)
+            for trace in self._open.get(feedback.session_id, ()):
+                trace.clicks.append((entry, feedback))
+        elif isinstance(fact := decode_journal(entry.value), Opened):
+            self._trace(fact.session_id, fact.arrived_at).openings.append((entry, fact))
+        elif isinstance(fact, FeedbackFact):
             for trace in self._open.get(fact.session_id, ()):
                 trace.facts.append((entry, fact))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -189,24 +189,14 @@ class RecordedVersions:
     @cached_property
     def called_for(self) -> Callable[[int], int | None]:
         """A function of time: the newest version of the log that was in force then."""
-        return in_force({number: version.effective_at for number, version in self.known.items()})
+        # `effective_at` does not always rise with the version: an arm may take effect later.
+        ordered = sorted((version.effective_at, number) for number, version in self.known.items())
+        starts = [start for start, _ in ordered]
+        newest = [None, *accumulate((number for _, number in ordered), max)]
+        return lambda time: newest[bisect_right(starts, time)]
 
     def judge(self, version: int, time: int) -> Literal["called for", "stale", "not in force"]:
         """Return whether a version of the log may serve an arrival of this time."""
         if self.known[version].effective_at <= time:
             return "called for" if version == self.called_for(time) else "stale"
         return "stale" if 0 < version <= max(self.known) - KEPT + 1 else "not in force"
-
-
-def in_force(effective_at: Mapping[int, int]) -> Callable[[int], int | None]:
-    """Return a function of time: the newest of these versions that was in force then.
-
-    >>> at = in_force({0: 0, 1: 2000, 2: 1000})
-    >>> [at(time) for time in (-1, 999, 1000, 2000)]
-    [None, 0, 2, 2]
-    """
-    # `effective_at` does not always rise with the version: an arm may take effect later.
-    ordered = sorted((start, number) for number, start in effective_at.items())
-    starts = [start for start, _ in ordered]
-    newest = [None, *accumulate((number for _, number in ordered), max)]
-    return lambda time: newest[bisect_right(starts, time)]

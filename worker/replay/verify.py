@@ -77,7 +77,9 @@ class DecisionAudit:
                 for entry, decision in trace.decisions:
                     self._check_decision(trace, entry, decision, plans.get((trace, decision.parameters_version), ()))
                 for entry, opened in trace.openings:
-                    self._check_opened(trace, entry, opened, plans.get((trace, opened.parameters_version), ()))
+                    again = plans.get((trace, opened.parameters_version))  # None if the log lacks its version
+                    if again and (found := self._difference(trace, opened, again)) is not None:
+                        self._add_mismatch(entry, opened, found)
                 self._add_up(trace)
 
     def _report_unreadable(self, entry: Entry, reason: str) -> None:
@@ -111,13 +113,6 @@ class DecisionAudit:
             self._add_mismatch(entry, decision, found)
         elif self._versions.judge(version, trace.arrived_at) == "stale":
             report.stale += 1
-
-    def _check_opened(self, trace: SessionTrace, entry: Entry, opened: Opened, plans: Sequence[Plan]) -> None:
-        if not plans:
-            return  # the log lacks its version
-        found = self._difference(trace, opened, plans)
-        if found is not None:
-            self._add_mismatch(entry, opened, found)
 
     def _difference(self, trace: SessionTrace, record: Decision | Opened, plans: Sequence[Plan]) -> Difference | None:
         """Return the difference to the first of the possible plans, unless one fits and its version was in force."""

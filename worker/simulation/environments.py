@@ -22,7 +22,7 @@ import numpy as np
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats, check_rewards, sigmoid
-from worker.bandit.click_model import Truth
+from worker.bandit.click_model import ClickModel
 from worker.bandit.personal import PersonalModel
 from worker.errors import FailedError, InputError
 from worker.simulation.world import Environment
@@ -292,7 +292,7 @@ def _personal(biases: Floats, effects: Floats, own: Floats) -> PersonalModel:
     return replace(truth, shared=np.concatenate([[0.0], effects])[:, None])
 
 
-def _tastes_of(truth: Truth) -> Floats:
+def _tastes_of(truth: ClickModel) -> Floats:
     """Return the effects of contexts that each arm has besides the shared ones, (K, d)."""
     assert isinstance(truth, PersonalModel)
     return np.asarray(truth.own[:, 1:])

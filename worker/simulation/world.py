@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
-from worker.bandit.click_model import Truth
+from worker.bandit.click_model import ClickModel
 from worker.stream.contexts import Standardisation
 from worker.stream.features import Features
 from worker.stream.settings import Arm
@@ -52,7 +52,7 @@ class Environment:
     later : the world in the second half of a run; None if it does not change
     """
 
-    truth: Truth
+    truth: ClickModel
     dim: int
     rewards: Floats
     stay: Floats
@@ -142,7 +142,7 @@ def first_clicks(clicks: Bools, shown: Bools) -> tuple[Ints, Ints]:
     return np.where(any_click, first, -1), np.where(any_click, first + 1, shown.sum(axis=1))
 
 
-def true_heads(truth: Truth) -> Floats:
+def true_heads(truth: ClickModel) -> Floats:
     """Return the coefficients of [1; x] in the true log-odds of each arm, which are linear in x: (K, d+1)."""
     corners = np.vstack([np.zeros(truth.dim), np.eye(truth.dim)])
     log_odds = truth.log_odds(corners).T

@@ -14,7 +14,6 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -26,6 +25,7 @@ from worker.bandit.arrays import ArrayValue, Floats, frozen_array
 from worker.errors import InputError
 from worker.stream.events import MOST, Mode, described
 from worker.stream.joining import ClosedWindow
+from worker.stream.packing import packed, unpacked
 
 if TYPE_CHECKING:  # a version has accounts
     from worker.stream.parameters import Parameters
@@ -107,7 +107,7 @@ class Accounts:
     def document(self) -> dict[str, Any]:
         """Return the fields of an `AccountsRecord`."""
         sessions = {"sessions": self.total.sessions, "sessions_today": self.today.sessions}
-        sums = {"total": _packed(self.total), "today": _packed(self.today)}
+        sums = {name: packed("", sums.ads)["data"] for name, sums in (("total", self.total), ("today", self.today))}
         return {"since": self.since, "day": self.day, **sessions, **sums}
 
     @classmethod
@@ -127,14 +127,9 @@ def accounts_size(arms: int) -> int:
     return _RECORD_BYTES + 2 * 4 * (8 * len(ROWS) * arms // 3 + 1)
 
 
-def _packed(sums: Sums) -> str:
-    return b64encode(sums.ads.astype("<f8").tobytes()).decode()
-
-
-def _unpacked(sessions: int, packed: str) -> Sums:
+def _unpacked(sessions: int, data: str) -> Sums:
     try:
-        numbers = np.frombuffer(b64decode(packed, validate=True), "<f8").reshape(len(ROWS), -1)
-        return Sums(sessions=sessions, ads=numbers)
+        return Sums(sessions=sessions, ads=unpacked({"shape": (len(ROWS), -1), "data": data}))
     except ValueError as error:
         raise InputError(f"accounts are damaged: {error}") from None
 

@@ -18,6 +18,7 @@ import numpy as np
 from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.stream.accounts import ROWS
 from worker.stream.parameters import Parameters
+from worker.stream.version_records import arm_document
 
 #: Displays without a click from which an ad is judged, and usual passes for that number. A rate starts at the rate
 #: of all ads, with the weight of 20 displays, so none can fall below `COLLAPSED` before about 60 displays.
@@ -89,10 +90,7 @@ class _Table:
         arm, displays = self._arms[index], float(self.total[0, index])
         few = f"new: {displays:,.0f} displays" if arm.active and displays < LEAST_DISPLAYS else None
         return {
-            "arm": arm.arm,
-            "reward": arm.reward,
-            "active": arm.active,
-            **({"features": dict(arm.features)} if arm.features else {}),
+            **arm_document(arm),
             "total": figures(self.total[:, index].tolist(), self._accounts.total.sessions),
             "today": figures(self._today[:, index].tolist(), self._accounts.today.sessions),
             "note": self.reasons.get(index, few),

@@ -107,30 +107,20 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> 
         return Refusal(order=order, reason=str(error))
     current = replace(current, settings=settings)
     added = len(arms) - len(current.arms)
-    answers = current.answers.with_arms(added) if added and current.answers is not None else current.answers
     share = added / max(1, sum(arm.active for arm in arms))
     changed = replace(
         current,
         arms=tuple(arms),
-        model=_grown(current, arms),
-        answers=answers,
+        # Features of ads are known only with the first of them.
+        model=align(current.model, current.arms, arms, settings=settings)
+        if current.arms
+        else first_model(settings, arms),
+        answers=align_answers(current, arms, settings),
         clock=joined(current.clock, share, settings.horizon_episodes),
     )
     if added and (reason := too_large(changed)):
         return Refusal(order=order, reason=reason)
     return changed
-
-
-def _grown(current: Parameters, arms: Sequence[Arm]) -> ClickModel:
-    """Return the belief about the arms of a version after changes, new ones last."""
-    settings, added = current.settings, len(arms) - len(current.arms)
-    if not current.arms:
-        return first_model(settings, arms)  # features of ads are known only now
-    columns = ad_columns(settings, arms)
-    model = current.model
-    if added:
-        model = model.with_arms(added, features=columns[-added:])
-    return model.with_features(columns)
 
 
 def _wanted(change: ArmEntry, known: Arm | None) -> Arm:
@@ -358,13 +348,8 @@ def align_answers(target: Parameters, arms: Sequence[Arm], settings: LearningSet
     empty = counts_for(settings, len(arms))
     if empty is None or target.answers is None:
         return empty
-    counts, names = target.answers, [arm.arm for arm in target.arms]
-    wanted = [arm.arm for arm in arms]
-    if names != wanted:
-        indices = {name: index for index, name in enumerate(names)}
-        # The index behind the last stands for every arm that was never displayed.
-        counts = counts.with_arms(1).choose_arms([indices.get(name, len(names)) for name in wanted])
-    return counts.with_horizon(settings.horizon)
+    known = target.indices
+    return target.answers.choose_arms([known.get(arm.arm, -1) for arm in arms]).with_horizon(settings.horizon)
 
 
 def fitted_thresholds(thresholds: tuple[float, ...], horizon: int) -> tuple[float, ...]:

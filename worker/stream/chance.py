@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Literal
 from zlib import crc32
 
 import numpy as np
@@ -20,22 +21,16 @@ from worker.bandit.arrays import Floats
 _UNIT = 1.0 / (1 << 53)
 
 
-def lottery(salt: str, session_id: str) -> float:
-    """Return the number that selects a session for the `random_share`.
+def lottery(purpose: Literal["share", "control"], salt: str, unit: str) -> float:
+    """Return the number that selects a session for the `random_share`, or a user or session for the control group.
 
-    >>> lottery("salt", "a") == lottery("salt", "a") != lottery("salt", "b")
+    >>> lottery("share", "salt", "a") == lottery("share", "salt", "a") != lottery("share", "salt", "b")
+    True
+    >>> lottery("control", "salt", "a") != lottery("share", "salt", "a")
     True
     """
-    return _number(salt, session_id, b"share")
-
-
-def control_number(salt: str, unit: str) -> float:
-    """Return the number that selects a unit, a user or else a session, for the control group.
-
-    >>> control_number("salt", "a") != lottery("salt", "a")
-    True
-    """
-    return _number(salt, unit, b"control")
+    digest = blake2b(unit.encode(), digest_size=8, key=_key(salt), person=purpose.encode()).digest()
+    return (int.from_bytes(digest, "little") >> 11) * _UNIT
 
 
 def hashed_column(name: str, value: str, columns: int) -> int:
@@ -49,11 +44,6 @@ def hashed_column(name: str, value: str, columns: int) -> int:
     key = blake2b(name.encode(), digest_size=32).digest()
     digest = blake2b(value.encode(), digest_size=8, key=key, person=b"feature").digest()
     return int.from_bytes(digest, "little") % columns
-
-
-def _number(salt: str, session_id: str, purpose: bytes) -> float:
-    digest = blake2b(session_id.encode(), digest_size=8, key=_key(salt), person=purpose).digest()
-    return (int.from_bytes(digest, "little") >> 11) * _UNIT
 
 
 def session_uniforms(salt: str, session_ids: list[str], horizon: int) -> Floats:

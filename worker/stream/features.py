@@ -259,12 +259,7 @@ class Features:
 
     def document(self) -> dict[str, Any]:
         """Return the features as they are in the record of a version."""
-        crosses = {"crosses": [list(pair) for pair in self.crosses]} if self.crosses else {}
-        return {
-            "context": to_builtins(self.context),
-            "ads": to_builtins(self.ads),
-            **crosses,
-        }
+        return {name: value for name, value in to_builtins(self).items() if value or name != "crosses"}
 
     @classmethod
     def of_table(cls, table: Any) -> Features:

@@ -25,7 +25,7 @@ from typing import Final
 from worker.errors import InputError
 from worker.secret import Secret
 from worker.stream.events import MOST, Feedback, fact_of
-from worker.stream.reading import Batch, RecordReader
+from worker.stream.reading import ROOM, Batch, RecordReader
 from worker.stream.session import Parked, ParkedRecord, Session, Verdict
 from worker.stream.table import SessionTable
 from worker.stream.topology import Emits, Record, Topics
@@ -178,10 +178,10 @@ class FeedbackJoin:
                 emits.tally.unparked += 1
                 return
             parked = sessions.await_arrival(session_id, latest)
-        value = record.value or b""
+        value, waiting = record.value or b"", sum(len(kept.value) for kept in parked.records)
         if any(kept.value == value for kept in parked.records):
             emits.tally.redundant += 1
-        elif len(parked.records) >= MOST_PARKED or not self.reader.can_park(parked, value):
+        elif len(parked.records) >= MOST_PARKED or waiting + len(value) > ROOM // 2:  # which a table value has
             error = f"{len(parked.records)} records wait for the arrival of this session"
             self.reader.reject(record, "parked-overflow", error, emits)
             return

@@ -184,7 +184,9 @@ def with_thresholds(parameters: Parameters, plans: Sequence[SessionPlan]) -> Par
     A threshold is τ_h, a tie the share of the sessions with exactly that score that explore; no ties if all do.
     """
     settings = parameters.settings
-    planner, planned_for = parameters.planner(), parameters.expected_sessions * settings.planned_share
+    # The sessions that the policy plans are neither in the control group nor drawn at random.
+    planned_for = parameters.expected_sessions * (1 - settings.control_share) * (1 - settings.random_share)
+    planner = parameters.planner()
     everybody = (0.0,) * settings.horizon
     if planner is None or not policy_named(settings.policy).is_selective or parameters.explore_budget >= planned_for:
         return replace(parameters, thresholds=everybody, ties=())

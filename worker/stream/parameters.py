@@ -50,9 +50,9 @@ from worker.stream.version_records import (
     PLAIN,
     SCORES,
     ArmRecord,
+    ArraysOf,
     StartRecord,
     VersionRecord,
-    array_in,
     digest_of,
     document_of,
 )
@@ -364,20 +364,8 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Arrays(dict[str, Floats]):
-    """The arrays of a document, each read when it is needed."""
-
-    def __init__(self, document: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._document = document
-
-    def __missing__(self, name: str) -> Floats:
-        array = self[name] = array_in(self._document, name)
-        return array
-
-
 def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameters:
-    arrays = _Arrays(document)
+    arrays = ArraysOf(document)
     if record.model not in MODELS:
         raise ParametersError(f"unknown model {record.model!r}; one of {', '.join(MODELS)}")
     model = MODELS[record.model].unpack(arrays, intercept=record.intercept)

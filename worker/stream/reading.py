@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
 from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
-from worker.stream.session import Parked, Session
+from worker.stream.session import Session
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.topology import MOST_BYTES, RESERVED_BYTES, Emits, Record, dead_letter
 from worker.stream.versions import Versions
@@ -55,10 +55,6 @@ class RecordReader:
         self._versions = versions
         self._arrivals = arrivals
         self._limits = limits
-
-    def can_park(self, parked: Parked, value: bytes) -> bool:
-        """Whether another record fits into a table value."""
-        return sum(len(kept.value) for kept in parked.records) + len(value) <= ROOM // 2
 
     def fitting(self, topic: str, pairs: Iterable[tuple[bytes, bytes]], emits: Emits) -> list[tuple[bytes, bytes]]:
         """Return the records that fit, and report the others."""

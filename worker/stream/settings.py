@@ -156,11 +156,6 @@ class LearningSettings:
         return f"{self.control}:{','.join(order)}" if order else self.control
 
     @property
-    def planned_share(self) -> float:
-        """The share of the sessions that the policy plans: neither in the control group nor drawn at random."""
-        return (1 - self.control_share) * (1 - self.random_share)
-
-    @property
     def model_dim(self) -> int:
         """The number of columns of a context in the model: `dim`, and those of crosses."""
         return self.features.model_dim if self.features is not None and self.features.context else self.dim

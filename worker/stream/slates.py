@@ -27,7 +27,7 @@ from worker.bandit.ordering import fixed_slates
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import Greedy, Policy, Random, Slates, policy_named, random_slates
 from worker.errors import AdcascadeError, InputError
-from worker.stream.chance import control_number, lottery, session_uniforms, stable_keys
+from worker.stream.chance import lottery, session_uniforms, stable_keys
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
@@ -114,9 +114,10 @@ class SlatePlanner:
         parts: dict[Mode | None, list[int]] = {}
         for row, arrival in enumerate(arrivals):
             mode = rest
-            if control_share and control_number(settings.salt, arrival.user_id or arrival.session_id) < control_share:
+            unit = arrival.user_id or arrival.session_id
+            if control_share and lottery("control", settings.salt, unit) < control_share:
                 mode = "control"
-            elif random_share and lottery(settings.salt, arrival.session_id) < random_share:
+            elif random_share and lottery("share", settings.salt, arrival.session_id) < random_share:
                 mode = "random"
             parts.setdefault(mode, []).append(row)
         return list(parts.items())

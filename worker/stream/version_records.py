@@ -342,7 +342,7 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
         **{name: getattr(parameters, name) for name in PLAIN},
         **{name: getattr(settings, name) for name in SETTINGS if name not in _OPTIONAL},
         "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
-        "arms": [_arm_document(arm) for arm in parameters.arms],
+        "arms": [arm_document(arm) for arm in parameters.arms],
     }
     if settings.order:
         document["order"] = settings.order
@@ -368,11 +368,10 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     return document
 
 
-def _arm_document(arm: Arm) -> dict[str, Any]:
-    document: dict[str, Any] = {"arm": arm.arm, "reward": arm.reward, "active": arm.active}
-    if arm.features:
-        document["features"] = dict(arm.features)
-    return document
+def arm_document(arm: Arm) -> dict[str, Any]:
+    """Return the fields of an `ArmRecord`."""
+    features = {"features": dict(arm.features)} if arm.features else {}
+    return {"arm": arm.arm, "reward": arm.reward, "active": arm.active, **features}
 
 
 def arrays_of(parameters: Parameters) -> dict[str, Floats]:
@@ -392,17 +391,25 @@ def arrays_of(parameters: Parameters) -> dict[str, Floats]:
     return arrays
 
 
-def array_in(document: Mapping[str, Any], name: str) -> Floats:
-    """Return an array of a document, packed or as nested lists; raise `ParametersError` if it is none."""
-    value: Any = document
-    for part in name.split("."):
-        value = value[part]
-    try:
-        if isinstance(value, Mapping):
-            return unpacked(value)
-        return np.array(value, dtype=np.float64)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise ParametersError(f"{name} is not an array of numbers: {error}") from None
+class ArraysOf(dict[str, Floats]):
+    """The arrays of a document, packed or as nested lists, each read when it is needed.
+
+    Raise `ParametersError` if it is no array.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._document = document
+
+    def __missing__(self, name: str) -> Floats:
+        value: Any = self._document
+        for part in name.split("."):
+            value = value[part]
+        try:
+            array = unpacked(value) if isinstance(value, Mapping) else np.array(value, dtype=np.float64)
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ParametersError(f"{name} is not an array of numbers: {error}") from None
+        return self.setdefault(name, array)
 
 
 def digest_of(document: Mapping[str, Any]) -> str:

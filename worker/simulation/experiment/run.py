@@ -169,7 +169,7 @@ class _Experiment:
         count = len(self.world.rewards) - known
         features = None if self._known is None else self._known[known:]
         self.belief = self.belief.with_arms(count, features=features)
-        self.answers = self.answers.with_arms(count)
+        self.answers = self.answers.choose_arms([*range(known), *[-1] * count])
         self._clock = joined(self._clock, count / len(self.world.rewards), self.settings.episodes)
 
     def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:
