@@ -96,6 +96,7 @@ def test_without_scikit_learn_one_line_names_it(adcascade, monkeypatch):
         ("categories", "--levels 7 --noise"),
         ("categories", "--levels 7 --dim 0"),
         ("silent", "--reported 0.3"),
+        ("newcomers", "--join 3 --new-arms 2 --prices unequal"),
         ("newcomers", "--join 3 --new-arms 2 --better 4 --spread 1"),
         ("drift", "--change ads-and-tastes --forgetting auto"),
         ("interactions", "--interaction 2 --crosses none"),

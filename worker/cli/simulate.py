@@ -13,7 +13,7 @@ from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, integer, number
 from worker.console import note, progress, table, write_file, write_result
-from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS
+from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PRICES
 from worker.simulation.experiment.run import cores, run_all
 from worker.simulation.experiment.settings import AFTER_NEW, ExperimentSettings, Run, last_episodes
 from worker.simulation.plots import check_plot, plot_regret
@@ -38,6 +38,7 @@ OPTIONS = (
     ),
     count("new-arms", "number of arms that are added during the run", DEFAULTS.new_arms, least=0),
     count("join", "first episode with the new arms", least=2),
+    Option("prices", "revenues of the ads in newcomers (default: equal)", choices=PRICES),
     Option(
         "better",
         "in newcomers, rare clicks, and so many times those of the best ad for each new one",

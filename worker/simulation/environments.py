@@ -33,6 +33,7 @@ LASTING = ("opposite", "uniform", "rare", "tastes", "leaving", "digits")
 #: Environments where users leave.
 LEAVING = ("leaving", "silent")
 #: What may change at half time in the environment drift.
+PRICES = ("equal", "unequal")
 CHANGES = ("tastes", "ads", "ads-and-tastes", "nothing")
 CROSSES = ("all", "none")
 
@@ -140,9 +141,10 @@ def newcomers(
     dim: int,
     arms: int,
     new_arms: int = 1,
+    prices: str = "equal",
     better: float = 0.0,
 ) -> Environment:
-    """Draw a world as `tastes` whose last `new_arms` arms join later, all at the same price.
+    """Draw a world as `tastes` whose last `new_arms` arms join later, all at the same price unless `prices` differ.
 
     With `better` above 0, clicks are rare, 0.1 to 0.4 %, and new arms get as many times the clicks of the best old one.
 
@@ -156,7 +158,7 @@ def newcomers(
         chances[arms - new_arms :] = better * chances[: arms - new_arms].max()
         truth = _personal(np.log(chances / (1 - chances)), world.truth.effects, _tastes_of(world.truth))
         world = replace(world, truth=truth)
-    return replace(world, rewards=np.ones(arms))
+    return replace(world, rewards=np.ones(arms)) if prices == "equal" else world
 
 
 def drift(generator: np.random.Generator, *, dim: int, arms: int, change: str = "tastes") -> Environment:

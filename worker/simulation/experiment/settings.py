@@ -33,7 +33,7 @@ class ExperimentSettings:
     features : number of features of each arm that explain its tastes; then the model has its revenue as one more
     stay : of the users who do not click, the share that goes on, besides the rate of the arm
     new_arms, join : number of arms that are not shown before episode `join`
-    levels, noise, reported, better, change, interaction, crosses, pairs : options of environments; None: the
+    levels, noise, reported, prices, better, change, interaction, crosses, pairs : options of environments; None: the
         default
     """
 
@@ -64,6 +64,7 @@ class ExperimentSettings:
     levels: int | None = None
     noise: bool | None = None
     reported: float | None = None
+    prices: str | None = None
     better: float | None = None
     change: str | None = None
     interaction: float | None = None
@@ -106,7 +107,7 @@ class ExperimentSettings:
     @property
     def _world(self) -> dict[str, Any]:
         """The size of the world and its options."""
-        names = ("levels", "noise", "reported", "better", "change", "interaction", "crosses", "pairs")
+        names = ("levels", "noise", "reported", "prices", "better", "change", "interaction", "crosses", "pairs")
         return {
             "dim": self.dim,
             "arms": self.all_arms,
