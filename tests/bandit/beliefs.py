@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
-from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel, Fit, Observations
 from worker.bandit.estimators import ByArm
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Exploration, Policy, policy_named
+from worker.bandit.policies import POLICIES, Policy
 from worker.bandit.precision import Precision
 from worker.bandit.regret import best_revenue
 
@@ -153,8 +152,8 @@ def probabilities(model: ClickModel, contexts: Any) -> Any:
     return sigmoid(model.log_odds(contexts))
 
 
-def make_policy(name: str, *, bonus: str = "curve", **numbers: Any) -> Policy:
-    return policy_named(name).under(Exploration(bonus=bonus_named(bonus), **numbers))
+def make_policy(name: str, *, beta: float = 1.5, **numbers: Any) -> Policy:
+    return POLICIES[name].under(beta=beta, **numbers)
 
 
 def pseudo_regret(planner: Planner, truth: ClickModel, contexts: Floats, arms: NDArray[np.intp]) -> Floats:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import BONUSES, CURVE, Spread, explore_budget, restarted, theory_radius
-from worker.errors import InputError
 
 from .beliefs import lawful
 from .reference import curve, logistic
@@ -91,8 +90,6 @@ def test_the_budget_falls_from_everyone_to_one(users: int, t: int, episodes: int
     assert 1 <= budget <= max(1, users)
     assert explore_budget(users, t + 1, episodes) <= budget
     assert budget == 1 or budget <= users * math.exp(-t / math.log(episodes)) < budget + 1
-    with pytest.raises(InputError, match="at least 2"):
-        explore_budget(users, t, 1)
 
 
 def test_the_radius_is_the_theorem_s_and_above_zero_before_the_first_display() -> None:

@@ -14,7 +14,7 @@ from worker.bandit import estimators
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.click_model import Observations
 from worker.bandit.estimators import ESTIMATORS, LARGEST_STEP
-from worker.errors import EstimationError, InputError
+from worker.errors import EstimationError
 
 from .beliefs import belief, contexts_of, displays, episode, kinds, lawful, ridges, seeds, seen, update
 from .reference import all_features, dense_matrix, dense_theta, inverse, logistic, map_estimate
@@ -195,10 +195,3 @@ def test_a_fit_that_takes_too_many_steps_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(estimators, "MOST_STEPS", 1)
     with pytest.raises(EstimationError, match="did not converge in 1 steps"):
         update(prior, data)
-
-
-def test_an_unknown_estimator_is_refused_even_when_nothing_was_seen() -> None:
-    prior, data = case(2, (2, 3))
-    for shown in (data, seen(np.zeros((0, 2)), [], [], [])):
-        with pytest.raises(InputError, match="unknown estimator 'bayes'; one of laplace, newton, paper"):
-            update(prior, shown, estimator="bayes")

@@ -279,8 +279,6 @@ def test_every_policy_serves_nothing_where_nothing_is_eligible_and_explores_noth
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("ucb", {}, "unknown policy 'ucb'; one of ucbbp"),
-        ("ucbbp", {"bonus": "none"}, "unknown bonus 'none'; one of curve, value, paper"),
         ("aucbbp", {}, "either a budget"),
         ("aucbbp", {"budget": 1, "thresholds": (0.0,)}, "either a budget"),
     ],
@@ -288,13 +286,6 @@ def test_every_policy_serves_nothing_where_nothing_is_eligible_and_explores_noth
 def test_settings_of_a_policy_that_make_no_sense_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_policy(name, **options)
-
-
-@pytest.mark.parametrize("thresholds", [(), (0.0,), (0.0,) * 4])
-def test_thresholds_have_to_fit_the_horizon(thresholds: tuple[float, ...]) -> None:
-    planner, _ = planner_of(0, 3, 3)
-    with pytest.raises(InputError, match="thresholds for a horizon of 3"):
-        Aucbbp(beta=1.0, thresholds=thresholds).slates(planner, np.zeros((1, 2)))
 
 
 # ── ties ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from tests.bandit.beliefs import belief, seen
 from tests.bandit.reference import bonus_of, dense_matrix, dense_theta
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import sigmoid
-from worker.bandit.bonuses import Spread, bonus_named
+from worker.bandit.bonuses import BONUSES, Spread
 from worker.bandit.personal import PersonalModel
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError
@@ -201,7 +201,7 @@ def test_without_repeats_the_first_score_is_the_revenue_of_the_best_slate(seed, 
         version = replace(version, model=replace(version.model, positions=np.zeros(3)))
     context = np.random.default_rng(seed).standard_normal(3)
     odds = version.model.log_odds(context[None])[0]
-    chances = bonus_named("curve").optimistic(odds, version.settings.beta * version.model.widths(context[None])[0])
+    chances = BONUSES["curve"].optimistic(odds, version.settings.beta * version.model.widths(context[None])[0])
     best = 0.0
     for slate in permutations([0, 1, 3], 3):
         value = 0.0

@@ -710,9 +710,7 @@ def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
     assert planner is not None
     plans = sorted((event.session_id, event.context) for event in events if isinstance(event, Opened))
     contexts = np.array([context for _, context in plans])
-    policy = folding.Ucbbp(
-        beta=version.settings.beta, bonus=folding.bonus_named("value"), spread=version.settings.spread
-    )
+    policy = folding.Ucbbp(beta=version.settings.beta, bonus=folding.BONUSES["value"], spread=version.settings.spread)
     slates = policy.slates(planner, contexts, keys=np.arange(100, dtype=np.uint32))
     scores = folding.exploration_scores(planner, contexts, slates.arms)
     assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [16, 16, 16]

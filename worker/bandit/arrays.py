@@ -93,16 +93,6 @@ def freeze_fields(value: object, **shapes: tuple[int, ...]) -> None:
             raise InputError(f"{name}: {error}") from None
 
 
-def check_rewards(rewards: object) -> Floats:
-    """Return the revenues e_k as an array; raise unless each is finite and above zero."""
-    array = frozen_array(rewards)
-    if array.ndim != 1 or not len(array):
-        raise InputError("there must be at least one arm")
-    if not (array > 0).all():
-        raise InputError("every reward must be above zero")
-    return array
-
-
 def chosen(array: Floats, indices: Ints, axis: int) -> Floats:
     """Return the parts of an array with these indices along an axis, zeros for −1.
 

@@ -138,13 +138,6 @@ BONUSES: Mapping[str, Bonus] = {bonus.name: bonus for bonus in (CurveBonus(), Va
 CURVE = BONUSES["curve"]
 
 
-def bonus_named(name: str) -> Bonus:
-    """Return the bonus called `name`."""
-    if name not in BONUSES:
-        raise InputError(f"unknown bonus {name!r}; one of {', '.join(BONUSES)}")
-    return BONUSES[name]
-
-
 # ── sharing out optimism ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -198,8 +191,6 @@ def explore_budget(users: int, t: float, episodes: int) -> int:
     >>> [explore_budget(50, t, 300) for t in (0, 1, 5, 30)]
     [50, 41, 20, 1]
     """
-    if episodes < 2:
-        raise InputError(f"the number of episodes must be at least 2 (ln T divides), not {episodes}")
     return max(1, math.floor(users * math.exp(-t / math.log(episodes))))
 
 

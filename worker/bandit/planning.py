@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from worker.bandit.answers import AnswerRates, Cascade
-from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, Keys, check_rewards, sigmoid
+from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, Keys, frozen_array, sigmoid
 from worker.bandit.bonuses import Bonus, Spread
 from worker.bandit.click_model import ClickModel
 from worker.errors import InputError
@@ -147,18 +147,12 @@ class Planner:
         arm_keys: Keys | None = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        if horizon < 1:
-            raise InputError(f"the horizon must be at least 1, not {horizon}")
         self.model = model
-        self.rewards = check_rewards(rewards)
-        if len(self.rewards) != model.arms:
-            raise InputError(f"{len(self.rewards)} rewards for {model.arms} arms")
-        self.horizon = int(horizon)
+        self.rewards = frozen_array(rewards, (model.arms,))
+        self.horizon = horizon
         self.repeats = repeats
         self.dtype = np.dtype(dtype)
         mask = np.ones(model.arms, dtype=bool) if active is None else np.asarray(active, dtype=bool)
-        if mask.shape != (model.arms,):
-            raise InputError(f"{mask.size} active marks for {model.arms} arms")
         self.shown = np.flatnonzero(mask)  # kernel column → arm
         self._column = np.full(model.arms, NO_ARM, dtype=np.intp)
         self._column[self.shown] = np.arange(len(self.shown))

@@ -10,13 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, Keys
-from worker.bandit.bonuses import CURVE, Bonus, PaperBonus, Spread, bonus_named
+from worker.bandit.bonuses import BONUSES, CURVE, Bonus, PaperBonus, Spread
 from worker.bandit.ordering import both_slates, fixed_slates, greedy_slates, optimistic_slates
 from worker.bandit.planning import Masked, Optimism, Planner
 from worker.errors import InputError
@@ -43,20 +43,6 @@ class Slates:
         return cls(arms=arms, explored=explored & (arms != NO_ARM), propensities=np.ones(arms.shape))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exploration:
-    """How much to explore; each policy takes what it needs of it."""
-
-    beta: float = 1.5
-    bonus: Bonus = CURVE
-    spread: float = 0.0
-    epsilon: float = 0.1
-    budget: int | None = None
-    thresholds: tuple[float, ...] | None = None
-    ties: tuple[float, ...] | None = None
-    order: tuple[int, ...] = ()
-
-
 class Unplanned(NamedTuple):
     """Sessions to plan; see `Policy.slates`."""
 
@@ -74,7 +60,7 @@ class Unplanned(NamedTuple):
 
 
 class Policy(ABC):
-    """A rule that gives each session its slate; the dataclass fields of a policy are what it needs of `Exploration`."""
+    """A rule that gives each session its slate; its dataclass fields are how much it explores."""
 
     name: ClassVar[str]
     #: Whether its slates are left to chance.
@@ -92,9 +78,9 @@ class Policy(ABC):
         return self.draws
 
     @classmethod
-    def under(cls, exploration: Exploration) -> Self:
-        """Return the policy with these numbers."""
-        return cls(**{name: getattr(exploration, name) for name in cls.__annotations__ if hasattr(exploration, name)})
+    def under(cls, **settings: Any) -> Self:
+        """Return the policy under settings by name, of which it takes those that it has."""
+        return cls(**{name: settings[name] for name in cls.__annotations__ if name in settings})
 
     def slates(
         self,
@@ -203,8 +189,6 @@ class Aucbbp(Policy):
         return self.ties is not None and any(share < 1 for share in self.ties)
 
     def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
-        if self.thresholds is not None and len(self.thresholds) != planner.horizon:
-            raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
         greedy, exploring = Ucbbp(beta=self.beta, bonus=self.bonus, spread=self.spread).both(planner, sessions)
         scores = exploration_scores(planner, sessions.contexts, exploring)
         # Without repeats two slates cannot be mixed: the first position decides for all.
@@ -273,7 +257,7 @@ class EpsilonGreedy(Policy):
     name: ClassVar[str] = "epsilon-greedy"
     draws: ClassVar[bool] = True
 
-    epsilon: float
+    epsilon: float = 0.1
 
     def plan(self, planner: Planner, sessions: Unplanned) -> Slates:
         coins, masked = sessions.chance, sessions.masked
@@ -426,17 +410,10 @@ POLICIES: Mapping[str, type[Policy]] = {
 }
 
 
-def policy_named(name: str) -> type[Policy]:
-    """Return the kind of policy called `name`."""
-    if name not in POLICIES:
-        raise InputError(f"unknown policy {name!r}; one of {', '.join(POLICIES)}")
-    return POLICIES[name]
-
-
 def check_combination(*, policy: str, bonus: str, repeats: bool) -> None:
     """Raise `InputError` if these settings contradict each other."""
-    has_bonus = policy_named(policy).has_bonus
-    if isinstance(bonus_named(bonus), PaperBonus) and has_bonus[0] and not has_bonus[0 if repeats else 1]:
+    has_bonus = POLICIES[policy].has_bonus
+    if isinstance(BONUSES[bonus], PaperBonus) and has_bonus[0] and not has_bonus[0 if repeats else 1]:
         raise InputError(
             f"bonus {bonus} needs --repeats: without repeats {policy} explores by optimistic probabilities"
         )

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
-from worker.bandit.policies import EpsilonGreedy, Fixed, policy_named
+from worker.bandit.policies import POLICIES, EpsilonGreedy, Fixed
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.learning import check_fixed, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
@@ -104,7 +104,7 @@ def report(evaluation: Evaluation) -> str:
 
 def _title(evaluation: Evaluation) -> str:
     target = evaluation.target
-    policy = policy_named(target.policy)
+    policy = POLICIES[target.policy]
     explored = f", ε = {target.epsilon:g}" if policy is EpsilonGreedy else ""
     if policy.has_bonus[0]:
         explored = f", {target.bonus} bonus, β = {target.beta}"

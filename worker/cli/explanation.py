@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from worker.bandit.policies import policy_named
+from worker.bandit.policies import POLICIES
 from worker.console import listing, moment
 from worker.replay.one_session import ServedSession
 from worker.report.page import page
@@ -39,7 +39,7 @@ def report(parameters: Parameters, reasons: Explanation, *, most: int = TOP) -> 
     """Return the best arms of every position, and the reason for the choice in words."""
     settings = parameters.settings
     active = sum(arm.active for arm in parameters.arms)
-    with_repeats, without = policy_named(settings.policy).has_bonus
+    with_repeats, without = POLICIES[settings.policy].has_bonus
     bonus = f"{settings.bonus} bonus" if (with_repeats if settings.repeats else without) else "no repeats"
     policy = f"{settings.policy}, {bonus}, β = {settings.beta}" if with_repeats else settings.policy
     lines = [f"version {parameters.version}: {policy}; {active} of {len(parameters.arms)} arms active"]

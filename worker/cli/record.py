@@ -109,7 +109,7 @@ def _record(recorder: Recorder, log: LogWriter) -> tuple[Recorded, int]:
 def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool) -> dict[str, Any]:
     """Return the result in its JSON form; topics without prefix, times in milliseconds since the epoch."""
     return {
-        "records": recorded.records,
+        "records": recorded.counts.total(),
         "topics": {name: recorded.counts[f"{topics.prefix}.{name}"] for name in TOPICS},
         "first": recorded.first,
         "last": recorded.last,
@@ -120,9 +120,9 @@ def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool
 
 def summary(name: str, recorded: Recorded, seconds: float) -> str:
     """Return the result for people."""
-    rate = recorded.records / max(seconds, 1e-9)
+    rate = recorded.counts.total() / max(seconds, 1e-9)
     span = time_span(recorded.first, recorded.last)
-    text = f"{name}: {recorded.records:,} records{span}, in {seconds:.1f} s ({rate:,.0f}/s)"
+    text = f"{name}: {recorded.counts.total():,} records{span}, in {seconds:.1f} s ({rate:,.0f}/s)"
     rows = [[topic, f"{count:,}"] for topic, count in sorted(recorded.counts.items())]
     return f"{text}\n\n{table(['topic', 'records'], rows)}" if rows else text
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from worker.bandit.policies import policy_named
+from worker.bandit.policies import POLICIES
 from worker.errors import FailedError, InputError
 from worker.evaluate.calibration import ModelCheck, check_model
 from worker.evaluate.estimators import METHODS, Estimate, direct, doubly_robust, snips
@@ -90,7 +90,7 @@ def evaluate_log(
         with stage("planning", None):
             assembled = assemble(logged.by_version, log.versions, change)
     everything = assembled.sessions
-    alike = given is not None or not policy_named(target.policy).uses_model or everything.warmup.all()
+    alike = given is not None or not POLICIES[target.policy].uses_model or everything.warmup.all()
     scope = ~everything.warmup | alike
     estimates, check = _estimates(assembled, scope, confidence, imported=logged.imported)
     origin = "as served" if given is None else f"version {given.version} of the file, for every session"
@@ -119,7 +119,7 @@ def _target(log: OrderedLog, logged: LoggedSessions, change: Change) -> Learning
     newest, name = change.parameters or log.versions.read(max(log.versions.known)), log.name
     check_order(change.settings.get("order", ()), newest.arms)
     target = change.target(newest).settings
-    if logged.imported and change.parameters is None and policy_named(target.policy).uses_model:
+    if logged.imported and change.parameters is None and POLICIES[target.policy].uses_model:
         raise InputError(
             f"{name}: an imported log has no estimates for the policy {target.policy}: give --policy fixed or random, "
             f"or --parameters FILE, which adcascade replay {name} --relearn --output FILE writes"

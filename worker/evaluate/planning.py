@@ -39,7 +39,7 @@ import numpy as np
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.click_model import ClickModel
 from worker.bandit.personal import PersonalModel
-from worker.bandit.policies import Random, policy_named
+from worker.bandit.policies import POLICIES, Random
 from worker.errors import InputError
 from worker.evaluate.sessions import LoggedSession, Sessions
 from worker.logs.versions import RecordedVersions
@@ -72,7 +72,7 @@ class Change:
             raise InputError("the parameters and the log have different features of contexts or ads")
         kept: dict[str, Any] = {"horizon": served.settings.horizon, "repeats": served.settings.repeats}
         changed = replace(estimate.settings, **self.settings, **ALONE, **kept)
-        made_for = ("policy", "bonus", "beta", "spread") if policy_named(changed.policy).is_selective else ()
+        made_for = ("policy", "bonus", "beta", "spread") if POLICIES[changed.policy].is_selective else ()
         if any(getattr(changed, name) != getattr(estimate.settings, name) for name in made_for):
             raise InputError(
                 f"the policy {changed.policy} under β {changed.beta} needs versions that were made for it: give "
@@ -142,7 +142,7 @@ class _Group:
     def sessions(self, contexts: Floats) -> Sessions:
         """Return the sessions as they were recorded, with the slates of the target."""
         group, target = self._group, self._target
-        if policy_named(target.settings.policy).draws:
+        if POLICIES[target.settings.policy].draws:
             target = _under(target, salt=f"evaluate {target.settings.salt}")
         slates, wanted = [one.slate[: self._horizon] for one in group], _plans(target, group)
         return Sessions(
@@ -175,7 +175,7 @@ class _Group:
         a tie differently.
         """
         served, alone, target, planned = self._served, self._alone, self._target, ~sessions.drawn[:, None]
-        policy, share = policy_named(served.settings.policy), served.random_share
+        policy, share = POLICIES[served.settings.policy], served.random_share
         steps = 1 / self.eligible
         if served.is_warming_up or policy is Random:
             share, plans = 1.0, sessions.slates

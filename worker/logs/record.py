@@ -69,11 +69,6 @@ class Recorded:
     first: int | None = None
     last: int | None = None
 
-    @property
-    def records(self) -> int:
-        """Number of all records."""
-        return self.counts.total()
-
 
 class Recorder:
     """One recording, of the topics with these names (without prefix); raise `FailedError` if one does not exist."""

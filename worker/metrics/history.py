@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Final
 
 from worker.bandit.arrays import Floats
-from worker.bandit.policies import policy_named
+from worker.bandit.policies import POLICIES
 from worker.metrics.troubles import ActiveTrouble
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
@@ -121,7 +121,7 @@ class Snapshot:
 
 def exploration_share(parameters: Parameters) -> float | None:
     """Return the share of sessions that a version allows to explore; None if its policy has no budget."""
-    if not policy_named(parameters.settings.policy).is_selective:
+    if not POLICIES[parameters.settings.policy].is_selective:
         return None
     if parameters.folds < parameters.settings.warmup or not parameters.expected_sessions:
         return 0.0  # warm-up does not count as exploration

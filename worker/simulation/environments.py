@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.arrays import Floats, check_rewards, sigmoid
+from worker.bandit.arrays import Floats, frozen_array, sigmoid
 from worker.bandit.click_model import ClickModel
 from worker.bandit.personal import PersonalModel
 from worker.errors import FailedError, InputError
@@ -309,7 +309,7 @@ def _declared(numbers: int, category: dict[str, Any] | None = None, crosses: str
 def _additive(effects: Floats, biases: Floats, rewards: Floats) -> Environment:
     """Return a world whose contexts have the same effects on all arms."""
     truth = AdditiveModel.certain(effects, biases)
-    return Environment(truth=truth, dim=len(effects), rewards=check_rewards(rewards), stay=np.ones(len(rewards)))
+    return Environment(truth=truth, dim=len(effects), rewards=frozen_array(rewards), stay=np.ones(len(rewards)))
 
 
 def _explained(world: Environment, generator: np.random.Generator, features: int) -> Environment:

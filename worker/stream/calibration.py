@@ -28,7 +28,6 @@ from worker.bandit.arrays import ArrayValue, Floats, Ints, frozen_array, sigmoid
 from worker.bandit.click_model import ClickModel, Observations
 from worker.errors import InputError
 from worker.stream.events import AdCalibration, CalibrationRecord, Interval, PredictedClicks
-from worker.stream.joining import SessionPlan
 
 #: The rows of the sums.
 ROWS: Final = ("displays", "predicted", "variance", "clicks", "log_loss")
@@ -72,43 +71,17 @@ def predict(model: ClickModel, data: Observations, kinds: Ints) -> Predicted:
     )
 
 
-def kind_of(plan: SessionPlan) -> int:
-    """Return the index in `SESSIONS` of the kind of a session."""
-    return 2 if plan.control else int(plan.random)
-
-
-# ── ratios ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def ratio_of(clicks: float, predicted: float, variance: float) -> Interval | None:
-    """Return the ratio of clicks to predicted clicks, with 95 %; None if none were predicted.
-
-    >>> ratio_of(110, 100, 80)
-    Interval(estimate=1.1, low=0.916..., high=1.283...)
-    """
-    if not predicted > 0:
-        return None
-    estimate = clicks / predicted
-    half = REACH * sqrt(variance * max(1.0, estimate)) / predicted
-    return Interval(estimate, max(0.0, estimate - half), estimate + half)
-
-
-def base_loss(displays: float, clicks: float) -> float:
-    """Return the log loss of the best single probability for all displays.
-
-    >>> round(base_loss(4, 2), 3), base_loss(4, 0)
-    (2.773, 0.0)
-    """
-    parts = (clicks, displays - clicks)
-    return sum(part * log(displays / part) for part in parts if part > 0)
-
-
 # ── sums of a version ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Calibration(ArrayValue):
-    """Fading sums per ad, (5, K), with a row for each of `ROWS`; ads that were added since are missing."""
+    """Fading sums per ad, (5, K), with a row for each of `ROWS`; ads that were added since are missing.
+
+    >>> known = Calibration(ads=np.array([[1000.0], [100.0], [80.0], [110.0], [250.0]]))
+    >>> known.ratio, round(known.loss, 3)
+    (Interval(estimate=1.1, low=0.916..., high=1.283...), 0.721)
+    """
 
     ads: Floats = field(default_factory=lambda: np.zeros((len(ROWS), 0)))
 
@@ -131,9 +104,13 @@ class Calibration(ArrayValue):
 
     @property
     def ratio(self) -> Interval | None:
-        """Clicks per predicted click of all ads."""
+        """Clicks per predicted click of all ads, with 95 %; None if none were predicted."""
         total = self.total
-        return ratio_of(total["clicks"], total["predicted"], total["variance"])
+        if not total["predicted"] > 0:
+            return None
+        estimate = total["clicks"] / total["predicted"]
+        half = REACH * sqrt(total["variance"] * max(1.0, estimate)) / total["predicted"]
+        return Interval(estimate, max(0.0, estimate - half), estimate + half)
 
     @property
     def loss(self) -> float | None:
@@ -142,7 +119,8 @@ class Calibration(ArrayValue):
         None without a click.
         """
         total = self.total
-        base = base_loss(total["displays"], total["clicks"])
+        parts = total["clicks"], total["displays"] - total["clicks"]
+        base = sum(part * log(total["displays"] / part) for part in parts if part > 0)
         return total["log_loss"] / base if base > 0 else None
 
     @property

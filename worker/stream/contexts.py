@@ -342,12 +342,9 @@ class ObservedSessions(ArrayValue):
 
     def followed_by(self, later: ObservedSessions) -> ObservedSessions:
         """Return these sessions and later ones."""
+        later = replace(later, rows=later.rows + len(self))
         return ObservedSessions(
-            contexts=np.concatenate([self.contexts, later.contexts]),
-            rows=np.concatenate([self.rows, later.rows + len(self)]),
-            arms=np.concatenate([self.arms, later.arms]),
-            positions=np.concatenate([self.positions, later.positions]),
-            clicked=np.concatenate([self.clicked, later.clicked]),
+            **{name: np.concatenate([getattr(self, name), getattr(later, name)]) for name in ARRAYS}
         )
 
     def observations(self, prepare: Callable[[Floats], Floats]) -> Observations:
@@ -365,13 +362,8 @@ class ObservedSessions(ArrayValue):
         """Return the same under other indices of arms, one per old index; displays of arms with −1 are left out."""
         arms = np.array(indices, dtype=np.intp)[self.arms]
         kept = arms >= 0
-        return replace(
-            self,
-            rows=self.rows[kept],
-            arms=arms[kept],
-            positions=self.positions[kept],
-            clicked=self.clicked[kept],
-        )
+        by_display = {name: getattr(self, name)[kept] for name in ("rows", "positions", "clicked")}
+        return replace(self, arms=arms[kept], **by_display)
 
     def recoded(self, columns: Ints, numbers: NDArray[np.bool_]) -> ObservedSessions:
         """Return the same with contexts in other columns (`recoded`)."""

@@ -30,10 +30,10 @@ import numpy as np
 
 from worker.bandit.answers import Cascade
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.bonuses import Spread, bonus_named
+from worker.bandit.bonuses import BONUSES, Spread
 from worker.bandit.ordering import earned_in_order, order_of_showing
 from worker.bandit.planning import optimal_values, slate_values
-from worker.bandit.policies import Fixed, Greedy, MyopicUcb, Random, policy_named
+from worker.bandit.policies import POLICIES, Fixed, Greedy, MyopicUcb, Random
 from worker.errors import InputError
 from worker.stream.chance import stable_keys
 from worker.stream.contexts import pack_context
@@ -106,7 +106,7 @@ def for_arrival(parameters: Parameters, arrival: Arrival) -> Parameters:
     """Return the version that serves an arrival; for one without a session, it leaves nothing to chance."""
     if arrival.session_id:
         return parameters
-    drawn = policy_named(parameters.settings.policy).draws
+    drawn = POLICIES[parameters.settings.policy].draws
     settings = replace(
         parameters.settings,
         policy=Greedy.name if drawn else parameters.settings.policy,
@@ -136,7 +136,7 @@ def way_of(parameters: Parameters, mode: str) -> str:
 
     Under epsilon-greedy a lot decides at each position whether another arm takes the place of the best one.
     """
-    policy = policy_named(parameters.settings.policy)
+    policy = POLICIES[parameters.settings.policy]
     how = parameters.settings.control if mode == "control" else mode
     if how in ("explore", "exploit"):
         return "order" if policy is Fixed else "epsilon" if policy.draws else SCORES
@@ -153,7 +153,7 @@ _WAYS: Final = {
 
 def _notes(parameters: Parameters, arrival: Arrival) -> tuple[str, ...]:
     settings = parameters.settings
-    policy = policy_named(settings.policy)
+    policy = POLICIES[settings.policy]
     notes = []
     if policy is Fixed:
         notes.append("fixed order: the first eligible ads of it, whatever they are expected to earn")
@@ -248,7 +248,7 @@ class Contest:
 
     def __init__(self, parameters: Parameters, context: Floats, eligible: Ints, session: str) -> None:
         self.parameters, self.arms, self.context = parameters, eligible, context
-        self.horizon, self.bonus = parameters.settings.horizon, bonus_named(parameters.settings.bonus)
+        self.horizon, self.bonus = parameters.settings.horizon, BONUSES[parameters.settings.bonus]
         self.rewards, model = parameters.rewards[eligible], parameters.model
         contexts, arms = context[None, :], eligible[None, :]
         self.log_odds = model.log_odds_of(contexts, arms)[0]
@@ -275,7 +275,7 @@ class Contest:
         settings, explored = self.parameters.settings, [mode == "explore" for mode in modes]
         if way not in (SCORES, GREEDY):
             rounds = self._unscored(slate, 0, again=settings.repeats and way != "order")
-        elif policy_named(settings.policy) is MyopicUcb:
+        elif POLICIES[settings.policy] is MyopicUcb:
             rounds = self._myopic(slate)
         elif settings.repeats:
             rounds = self._with_repeats(explored)

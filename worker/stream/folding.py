@@ -34,13 +34,13 @@ from threadpoolctl import ThreadpoolController
 
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats, spread
-from worker.bandit.bonuses import bonus_named, explore_budget, restarted
+from worker.bandit.bonuses import BONUSES, explore_budget, restarted
 from worker.bandit.click_model import ClickModel, Fit
 from worker.bandit.learning import AUTO, changes_after
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
+from worker.bandit.policies import POLICIES, Ucbbp, exploration_scores
 from worker.errors import AdcascadeError, EstimationError
-from worker.stream.calibration import Predicted, kind_of, predict
+from worker.stream.calibration import SESSIONS, Predicted, predict
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation
 from worker.stream.feature_changes import contexts_of
 from worker.stream.joining import ClosedWindow, SessionPlan
@@ -119,7 +119,8 @@ def predicted_by(parent: Parameters, window: ClosedWindow) -> Predicted | None:
     try:
         with one_thread(), np.errstate(all="ignore"):
             sessions = observed(parent, window)
-            kinds = np.array([kind_of(plan) for plan in window.plans], dtype=np.intp)
+            names = ("control" if plan.control else "random" if plan.random else "chosen" for plan in window.plans)
+            kinds = np.fromiter(map(SESSIONS.index, names), np.intp, len(window.plans))
             return predict(parent.model, sessions.observations(parent.prepared), kinds[sessions.rows])
     except MemoryError:
         raise
@@ -188,7 +189,7 @@ def with_thresholds(parameters: Parameters, plans: Sequence[SessionPlan]) -> Par
     planned_for = parameters.expected_sessions * (1 - settings.control_share) * (1 - settings.random_share)
     planner = parameters.planner()
     everybody = (0.0,) * settings.horizon
-    if planner is None or not policy_named(settings.policy).is_selective or parameters.explore_budget >= planned_for:
+    if planner is None or not POLICIES[settings.policy].is_selective or parameters.explore_budget >= planned_for:
         return replace(parameters, thresholds=everybody, ties=())
     rows = spread(len(plans), max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
     rank = parameters.explore_budget * len(rows) / planned_for
@@ -204,7 +205,7 @@ def with_new_arms(changed: Parameters, plans: Sequence[SessionPlan]) -> Paramete
     the sessions of open windows. Of too few to find a session in M_t by, none explores.
     """
     settings = changed.settings
-    if not any(changed.thresholds) or not policy_named(settings.policy).is_selective:
+    if not any(changed.thresholds) or not POLICIES[settings.policy].is_selective:
         return changed
     if changed.explore_budget * len(plans) < max(1, changed.expected_sessions):
         return replace(changed, thresholds=(NEVER,) * settings.horizon, ties=())
@@ -215,7 +216,7 @@ def with_new_arms(changed: Parameters, plans: Sequence[SessionPlan]) -> Paramete
 def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
     settings = parameters.settings
-    policy = Ucbbp(beta=settings.beta, bonus=bonus_named(settings.bonus), spread=settings.spread)
+    policy = Ucbbp(beta=settings.beta, bonus=BONUSES[settings.bonus], spread=settings.spread)
     indices = packed_indices(parameters.indices) if any([plan.exclude for plan in plans]) else {}  # noqa: C419 - twice as fast
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):

@@ -80,13 +80,19 @@ class Lift(ArrayValue):
 
     def plus(self, scores: Scores, start: int) -> Lift:
         """Return the sums with those of a window that began at `start`."""
-        if not len(scores.control):
+        a, share, ones, sums = scores.control, scores.share, np.ones_like(scores.control), self.sums.copy()
+        if not len(a):
             return self
+        for row, (earned, (first, second)) in enumerate(zip(scores.earned, scores.expected, strict=True)):
+            policy = first + (1 - a) / (1 - share) * (earned - first)
+            control = second + a / share * (earned - second)
+            v = np.stack([ones, policy, control, a - share])
+            sums[row] += v @ v.T
         return Lift(
             control=self.control,
             since=self.since if self.sessions else start,
-            groups=self.groups + scores.groups,
-            sums=self.sums + scores.sums,
+            groups=self.groups + np.stack([1 - a, a]) @ np.stack([ones, *scores.earned], axis=1),
+            sums=sums,
         )
 
     # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,21 +271,3 @@ class Scores:
     share: Floats
     earned: Floats
     expected: Floats
-
-    @property
-    def groups(self) -> Floats:
-        """The sums per group, (2, 3)."""
-        members = np.stack([1 - self.control, self.control])
-        return np.asarray(members @ np.stack([np.ones_like(self.control), *self.earned], axis=1))
-
-    @property
-    def sums(self) -> Floats:
-        """The sums of v vᵀ for each outcome, (2, 4, 4)."""
-        return np.stack([self._sums(row) for row in range(len(OUTCOMES))])
-
-    def _sums(self, row: int) -> Floats:
-        a, share, earned, (first, second) = self.control, self.share, self.earned[row], self.expected[row]
-        policy = first + (1 - a) / (1 - share) * (earned - first)
-        control = second + a / share * (earned - second)
-        rows = np.stack([np.ones_like(a), policy, control, a - share])
-        return np.asarray(rows @ rows.T)

@@ -20,12 +20,12 @@ from numpy.typing import DTypeLike
 from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import Floats
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import BONUSES
 from worker.bandit.click_model import ClickModel
 from worker.bandit.groups import Groups
 from worker.bandit.learning import AT_FIRST
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Exploration, Fixed, Policy, policy_named
+from worker.bandit.policies import POLICIES, Fixed, Policy
 from worker.errors import InputError, OldVersionError, ParametersError
 from worker.stream.accounts import NOTHING, Accounts
 from worker.stream.ad_features import with_ads
@@ -200,7 +200,7 @@ class Parameters:
     @property
     def is_warming_up(self) -> bool:
         """Whether slates are drawn at random until enough is learned; a fixed order does not wait for that."""
-        return self.folds < self.settings.warmup and policy_named(self.settings.policy) is not Fixed
+        return self.folds < self.settings.warmup and POLICIES[self.settings.policy] is not Fixed
 
     @property
     def random_share(self) -> float:
@@ -237,16 +237,14 @@ class Parameters:
     def policy(self) -> Policy:
         """Return the policy of this version."""
         settings, index = self.settings, self.indices if self.settings.order else {}
-        return policy_named(settings.policy).under(
-            Exploration(
-                beta=self.settings.beta,
-                bonus=bonus_named(settings.bonus),
-                spread=settings.spread,
-                epsilon=settings.epsilon,
-                thresholds=self.thresholds or (0.0,) * settings.horizon,
-                ties=self.ties or None,
-                order=tuple(index[arm] for arm in settings.order if arm in index),
-            )
+        return POLICIES[settings.policy].under(
+            beta=settings.beta,
+            bonus=BONUSES[settings.bonus],
+            spread=settings.spread,
+            epsilon=settings.epsilon,
+            thresholds=self.thresholds or (0.0,) * settings.horizon,
+            ties=self.ties or None,
+            order=tuple(index[arm] for arm in settings.order if arm in index),
         )
 
     @property

@@ -25,7 +25,7 @@ import numpy as np
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.ordering import fixed_slates
 from worker.bandit.planning import Masked, Planner
-from worker.bandit.policies import Greedy, Policy, Random, Slates, policy_named, random_slates
+from worker.bandit.policies import POLICIES, Greedy, Policy, Random, Slates, random_slates
 from worker.errors import AdcascadeError, InputError
 from worker.stream.chance import lottery, session_uniforms, stable_keys
 from worker.stream.contexts import stack_packed
@@ -108,7 +108,7 @@ class SlatePlanner:
         if self.parameters.is_warming_up or guarded:
             rest: Mode | None = "guarded" if guarded else "warmup"
         else:
-            rest = "random" if policy_named(settings.policy) is Random else None
+            rest = "random" if POLICIES[settings.policy] is Random else None
         if not (control_share or random_share):
             return [(rest, range(len(arrivals)))]
         parts: dict[Mode | None, list[int]] = {}

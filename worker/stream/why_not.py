@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from worker.bandit.arrays import sigmoid
-from worker.bandit.policies import Ucbbp, policy_named
+from worker.bandit.policies import POLICIES, Ucbbp
 from worker.stream.catalogue import under
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival
@@ -86,7 +86,7 @@ def why_not(
     parameters, way = chosen_by(for_arrival(parameters, arrival), mode, arrival)
     if arm not in parameters.indices:
         return WhyNot(arm=arm, obstacle=UNKNOWN)
-    index, settings, policy = parameters.indices[arm], parameters.settings, policy_named(parameters.settings.policy)
+    index, settings, policy = parameters.indices[arm], parameters.settings, POLICIES[parameters.settings.policy]
 
     def place(version: Parameters, who: Arrival = arrival) -> int:
         slate = _planned(version, who, mode)

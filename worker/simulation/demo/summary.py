@@ -10,7 +10,7 @@ import numpy as np
 
 from worker import __version__
 from worker.bandit.arrays import Floats
-from worker.bandit.policies import policy_named
+from worker.bandit.policies import POLICIES
 from worker.simulation.demo.ledger import Row, Totals, totals
 from worker.simulation.demo.run import Demo, FinishedRun
 from worker.simulation.worth import TableRow, by_tenth, tenths, worth_numbers, worth_rows
@@ -63,7 +63,7 @@ def summary(demo: Demo, other: FinishedRun | None = None) -> dict[str, Any]:
 
 def has_budget(demo: Demo) -> bool:
     """Return whether the policy has a budget for exploration."""
-    return policy_named(demo.settings.policy).is_selective
+    return POLICIES[demo.settings.policy].is_selective
 
 
 def _parts(rows: Sequence[Row]) -> tuple[Totals, Totals, Totals]:

@@ -27,17 +27,16 @@ from worker.bandit import MODELS
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.bandit.bonuses import bonus_named, explore_budget, joined, restarted, theory_radius
+from worker.bandit.bonuses import BONUSES, explore_budget, joined, restarted, theory_radius
 from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.groups import Groups
 from worker.bandit.learning import AT_FIRST, changes_after
 from worker.bandit.planning import Planner
 from worker.bandit.policies import (
-    Exploration,
+    POLICIES,
     Policy,
     Random,
     RoundRobin,
-    policy_named,
 )
 from worker.errors import EstimationError, FailedError
 from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask, FoundPair, Run
@@ -178,13 +177,11 @@ class _Experiment:
             # The first episode of digits is random by its definition. Its users see few ads, and with turns always the
             # same one: fifty users take turns at ten.
             return Random() if settings.environment == "digits" else self._round_robin(contexts, moods)
-        return policy_named(self.task.policy).under(
-            Exploration(
-                beta=self._beta(),
-                bonus=bonus_named(settings.bonus),
-                spread=settings.spread,
-                budget=explore_budget(self.task.users, self._clock, settings.episodes),
-            )
+        return POLICIES[self.task.policy].under(
+            beta=self._beta(),
+            bonus=BONUSES[settings.bonus],
+            spread=settings.spread,
+            budget=explore_budget(self.task.users, self._clock, settings.episodes),
         )
 
     def _round_robin(self, contexts: Floats, moods: Floats) -> RoundRobin:
