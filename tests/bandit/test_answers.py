@@ -125,12 +125,13 @@ def test_without_repeats_the_plan_is_exact_where_positions_are_alike_and_promise
         best = best_of_all(odds[row], planner, eligible)
         cascade = planner.cascade.choose(np.array(eligible, dtype=np.intp))
         found = best_values(chances[row : row + 1, eligible], planner.rewards[eligible], horizon, cascade)[0]
-        # A slate is full, even where a further arm at its end brings next to nothing.
-        assert value(odds[row], planner, shown) == pytest.approx(found, abs=1e-12)
+        earned = value(odds[row], planner, shown)
         if constant:
+            assert earned == pytest.approx(found, abs=1e-12)
             assert found == pytest.approx(best, abs=1e-12)
         else:
-            assert found <= best + 1e-12
+            # A slate is full: the arms that fill it up at its end may earn a little more than was promised.
+            assert found - 1e-12 <= earned <= best + 1e-12
 
 
 @given(seeds, st.integers(1, 5), st.integers(1, 4), st.booleans())
