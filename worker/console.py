@@ -51,7 +51,7 @@ class ProgressBar:
 
 
 @contextmanager
-def progress(title: str, total: float | None, *, unit: str = "") -> Iterator[ProgressBar]:
+def progress(title: str, total: float | None = None, *, unit: str = "") -> Iterator[ProgressBar]:
     """Show the progress of some work if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield ProgressBar()

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from tests.embedded.traffic import ARMS, Watcher, arrivals, deliver, finish, settings
+from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
 from worker.bandit.groups import Groups
 from worker.embedded.runner import Embedded
 from worker.stream.features import Features
@@ -52,14 +52,13 @@ def served(contexts: list[Any], **changes: Any) -> Outcome:
             decision = orjson.loads(record.value or b"")
             slates.setdefault(decision["session_id"], decision["slate"])
 
-    watcher = Watcher()
     learning = settings(**{"dim": 6, "model": "personal", "standardise": True, **changes})
-    runner = Embedded(learning, ARMS, partitions=2, observers=[watcher], tap=tap)
+    runner = Embedded(learning, ARMS, partitions=2, tap=tap)
     standard = {one.session: row for one, row in zip(sent, STANDARD.tolist(), strict=True)}
     deliver(runner, sent, live=True, contexts=standard)
     finish(runner)
     assert not runner.tally.dead
-    assert {episode.rejected for episode in watcher.episodes} == {None}
+    assert {episode.rejected for episode in runner.episodes} == {None}
     assert runner.learner.current.folds == 12
     return Outcome(slates, runner.learner.current)
 

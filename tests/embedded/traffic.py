@@ -10,7 +10,6 @@ import numpy as np
 import orjson
 
 from worker.embedded.runner import Embedded
-from worker.stream.events import Episode
 from worker.stream.learner import Learner
 from worker.stream.settings import Arm, LearningSettings
 
@@ -41,22 +40,6 @@ class Sent:
     topic: str = field(compare=False)
     session: str = field(compare=False)
     value: Any = field(compare=False)  # bytes; None is a tombstone
-
-
-class Watcher:
-    """Keeps the episodes of a run."""
-
-    def __init__(self) -> None:
-        self.episodes: list[Episode] = []
-
-    def episode(self, episode: Episode) -> None:
-        self.episodes.append(episode)
-
-    def batches(self, *_: Any) -> None: ...
-
-    def version(self, *_: Any) -> None: ...
-
-    def late(self, *_: Any) -> None: ...
 
 
 def arrivals(count: int, *, seconds: int, seed: int = 0) -> list[Sent]:

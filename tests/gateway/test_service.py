@@ -16,10 +16,11 @@ from tests.client.fake import FakeTransport, decision
 from tests.programs import until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
-from worker.gateway.run import GATEWAY_CATALOGUE, GatewayMetrics
+from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.gateway.service import KafkaAdService
 from worker.http.service import AdRequest, Answer, UnavailableError
 from worker.kafka.parameters import received
+from worker.metrics.exposition import Series
 from worker.stream.accounts import NOTHING, Accounts, Sums
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.topology import Record, Topics
@@ -315,7 +316,7 @@ async def test_the_metrics_are_those_of_the_catalogue_and_count() -> None:
         await gateway.arrive()
         await gateway.feedback(1, "cap", True)
         registry = CollectorRegistry()
-        registry.register(GatewayMetrics(gateway.service))
+        registry.register(Series(GATEWAY_CATALOGUE, lambda: gateway.service))
         assert {metric.name for metric in registry.collect()} == {
             spec.name.removesuffix("_total") for spec in GATEWAY_CATALOGUE
         }

@@ -182,7 +182,7 @@ async def test_feedback_for_a_deleted_session_is_late_or_unknown_beyond_a_bound(
         assert (late.value.over, unknown.value.over) == (True, False)
         serving, tally = scene.runner.serving, scene.metrics.snapshot().now.tally
         assert (tally.feedback, tally.late, tally.unknown, tally.troubles.reports["late-feedback"][0]) == (2, 1, 1, 2)
-        assert not scene.metrics.census(open_sessions=serving.open_sessions, parked=serving.parked)
+        assert not any(tally.imbalances([serving]).values())
     assert [fact["kind"] for fact in scene.facts()] == ["opened"] * 3
 
 

@@ -58,7 +58,7 @@ def test_the_accounts_balance_after_every_second_of_an_untidy_run():
     demo = Demo(DemoSettings(users=60, episodes=3), habits=UNTIDY)
     while not demo.finished:
         demo.step()
-        assert set(demo.embedded.tally.imbalances(demo.open_sessions, demo.parked).values()) == {0}
+        assert set(demo.embedded.tally.imbalances(demo.embedded.tasks).values()) == {0}
     tally = demo.embedded.tally
     assert min(tally.repeated, tally.redundant, tally.dead_arrivals, tally.dead_feedback, tally.ended.total()) > 0
 

@@ -19,7 +19,7 @@ from tests.stream.scenes import decision
 from worker.client import UndeliveredError
 from worker.simulation.traffic.client import run_traffic
 from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
-from worker.simulation.traffic.report import LINE_EVERY, TrafficLines, TrafficMetrics, summary, summary_rows
+from worker.simulation.traffic.report import LINE_EVERY, TrafficLines, summary, summary_rows, traffic_registry
 from worker.simulation.users import Sent
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.events import encode_event
@@ -249,7 +249,7 @@ def test_traffic_without_sessions_has_a_summary() -> None:
 def test_metrics_have_what_only_the_truth_tells() -> None:
     traffic = crowd(100)
     play(traffic, FakeWorker())
-    text = generate_latest(TrafficMetrics(traffic).registry).decode()
+    text = generate_latest(traffic_registry(traffic)).decode()
     series = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[:1] != "#"}
     assert series["adcascade_pseudo_regret_total"] == pytest.approx(traffic.worth.regret)
     assert series["adcascade_oracle_reward_total"] == pytest.approx(traffic.worth.oracle)

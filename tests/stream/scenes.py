@@ -151,5 +151,5 @@ def reasons(emits: Emits) -> list[str]:
 
 def assert_balanced(tally: Tally, task: Serving) -> None:
     """The accounting of docs/design.md §7, over the whole life of a task."""
-    assert set(tally.imbalances(task.open_sessions, task.parked).values()) == {0}
+    assert set(tally.imbalances([task]).values()) == {0}
     assert sum(tally.dead.values()) == tally.dead_arrivals + tally.dead_feedback

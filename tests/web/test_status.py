@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -217,7 +218,7 @@ def test_every_problem_has_a_sentence():
     assert texts(metrics) == ""
     metrics.version(a_version(frozen=True))
     metrics.add(Tally(arrivals=3, opened=2))
-    metrics.census(open_sessions=2, parked=0)
+    metrics.census([SimpleNamespace(open_sessions=2, parked=0)])
     metrics.count("refused_versions")
     metrics.consumer_lag("clicks", MOST_LAG + 1)
     metrics.episode(an_episode(rejected="not finite"))
@@ -339,7 +340,7 @@ def test_the_page_says_what_was_forgotten_and_when():
 
 def test_a_change_of_the_users_is_noticed_and_has_a_time(monkeypatch):
     metrics = Metrics()
-    runner = Embedded(traffic.settings(), traffic.ARMS, partitions=1, observers=[metrics])
+    runner = Embedded(traffic.settings(), traffic.ARMS, partitions=1, metrics=metrics)
     sent = traffic.arrivals(1500, seconds=100)
     half = traffic.START + 50_000
     traffic.deliver(runner, [one for one in sent if one.at < half], live=True)

@@ -15,7 +15,7 @@ from worker.console import progress, write_result
 def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> None:
     """Show and write figures; a text among them names the current step."""
     figures: list[Figure] = []
-    with measuring() as blas, progress(f"bench {name}", None) as bar:
+    with measuring() as blas, progress(f"bench {name}") as bar:
         for figure in measured:
             if isinstance(figure, str):
                 bar.describe(figure)

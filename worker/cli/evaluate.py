@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Final
 
 from worker.bandit.policies import POLICIES, EpsilonGreedy, Fixed
@@ -12,7 +11,7 @@ from worker.cli.options.brokers import PREFIX
 from worker.cli.options.learning import check_fixed, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.target import read_version
-from worker.console import note, progress, table, write_result
+from worker.console import note, table, write_result
 from worker.errors import InputError
 from worker.evaluate.estimators import Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
@@ -50,7 +49,6 @@ def run(options: argparse.Namespace) -> int:
         confidence=options.confidence,
         topics=Topics(options.prefix),
         skip_bad=options.skip_bad,
-        stage=partial(progress, unit="records"),
     )
     notes = [f"note: {text}" for text in evaluation.notes]
     write_result(options.json, as_json(evaluation, options.log), report(evaluation), notes)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import csv
-from functools import partial
 from pathlib import Path
 
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.console import progress, write_result
+from worker.console import write_result
 from worker.errors import FailedError, InputError
 from worker.logs.findings import Findings
 from worker.logs.obp import ObpTable
@@ -29,8 +28,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the table."""
     if options.output is None:
         raise InputError("--output FILE is missing: the table to write")
-    stage = partial(progress, unit="lines")
-    with read_log(options.file, Findings(), topics=Topics(options.prefix), stage=stage) as log:
+    with read_log(options.file, Findings(), topics=Topics(options.prefix)) as log:
         table = ObpTable(log)
         try:
             with Path(options.output).open("w", newline="", encoding="utf-8") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.source import kind_of_source
 from worker.cli.options.target import PLACE, confirm
 from worker.cli.serve import KEEP
-from worker.console import listing, moment, note, progress, write_result
+from worker.console import listing, moment, note, write_result
 from worker.erasure.folder import in_folder
 from worker.erasure.person import Person, Place, in_logs
 from worker.errors import InputError
@@ -65,16 +64,16 @@ def run(options: argparse.Namespace) -> None:
 
 def _places(options: argparse.Namespace, person: Person) -> list[Place]:
     """Search a log, a state folder or topics."""
-    kind, stage = kind_of_source(options), partial(progress, unit="records")
+    kind = kind_of_source(options)
     if kind == "log":
         if options.log == "-":
             raise InputError("the log is read twice, so it cannot be standard input: name a file")
-        return in_logs([Path(options.log)], person, stage)
+        return in_logs([Path(options.log)], person)
     if kind == "state":
-        return in_folder(Path(options.state), person, stage, keep=options.keep, keep_record=options.keep_record)
+        return in_folder(Path(options.state), person, keep=options.keep, keep_record=options.keep_record)
     from worker.erasure.topics import in_topics  # with a Kafka client, which takes a while to import
 
-    return in_topics(connection(options), Topics(options.prefix), person, stage, now=time.time_ns() // 1_000_000)
+    return in_topics(connection(options), Topics(options.prefix), person, now=time.time_ns() // 1_000_000)
 
 
 def _table(places: list[dict[str, Any]]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Final
 
 from worker.cli.options.brokers import PREFIX
@@ -12,7 +11,7 @@ from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import declared_ads, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import duration_text, time_span
-from worker.console import listing, progress, write_result
+from worker.console import listing, write_result
 from worker.errors import InputError
 from worker.logs.format import check_new
 from worker.logs.importing import HistoryImport, ImportReport
@@ -79,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
         given={name: value for name, value in settings.items() if value is not None},
         arms=arms,
         skip_bad=options.skip_bad,
-        stage=partial(progress, unit="rows"),
     )
     report = history.run(options.output, Topics(options.prefix))
     write_result(options.json, asdict(report), summary(options.output, report))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from worker.cli.options.brokers import PREFIX
@@ -12,7 +11,7 @@ from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, check_fixed, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.times import time_span
-from worker.console import note, progress, table, write_file, write_result
+from worker.console import note, table, write_file, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
 from worker.replay.report import ReplayReport
@@ -72,7 +71,6 @@ def run(options: argparse.Namespace) -> int:
         "topics": Topics(options.prefix),
         "skip_bad": options.skip_bad,
         "tolerance": options.tolerance,
-        "stage": partial(progress, unit="lines"),
     }
     if options.relearn:
         arms = read_arms(options.catalog, declared=declared_ads(options))

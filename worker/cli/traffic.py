@@ -17,7 +17,7 @@ from worker.http.pages import operations
 from worker.kafka.connection import Connection
 from worker.runtime.process import collect_garbage_rarely
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
-from worker.simulation.traffic.report import TrafficLines, TrafficMetrics, summary, summary_rows
+from worker.simulation.traffic.report import TrafficLines, summary, summary_rows, traffic_registry
 from worker.simulation.worth import laid_out
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
@@ -117,11 +117,10 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
     from worker.http.server import WebServer
     from worker.simulation.traffic.client import run_traffic
 
-    metrics = TrafficMetrics(traffic)
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     with (
         stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)) as came,
-        WebServer(operations(metrics.registry, lambda: None), port=port) as server,
+        WebServer(operations(traffic_registry(traffic), lambda: None), port=port) as server,
     ):
         note(f"metrics: {server.url}/metrics")
         lines, began = TrafficLines(traffic), loop.time()

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 from zlib import crc32
 
 from worker.errors import InputError
+from worker.metrics.observer import Metrics
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.events import Episode, Order, Progress, encode_event
@@ -30,28 +31,13 @@ Headers: TypeAlias = Sequence[tuple[str, bytes]]
 Tap: TypeAlias = Callable[[Record, Headers], None]
 
 
-class Observer(Protocol):
-    """Observes what the processors emit."""
-
-    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
-        """Observe batches of several partitions that were handled together, and so have one tally."""
-
-    def episode(self, episode: Episode) -> None:
-        """Observe a closed window."""
-
-    def version(self, parameters: Parameters) -> None:
-        """Observe a published version."""
-
-    def late(self, records: int) -> None:
-        """Observe journal records for windows that were already closed."""
-
-
 class Embedded:
     """Runs the topology in this process.
 
     Arrivals and clicks have `partitions` partitions; the result does not depend on their number. Sessions beyond
     `max_open_sessions` are answered without being remembered; by default there is no bound. `first` is version 0 where
-    that starts from a history (`worker.stream.starting`).
+    that starts from a history (`worker.stream.starting`). `metrics` sum what the processors emit, and `episodes` has
+    the closed windows.
     """
 
     def __init__(
@@ -63,7 +49,7 @@ class Embedded:
         topics: Topics | None = None,
         limits: Limits | None = None,
         secret: Secret | None = None,
-        observers: Sequence[Observer] = (),
+        metrics: Metrics | None = None,
         tap: Tap | None = None,
         max_open_sessions: int | None = None,
         first: Parameters | None = None,
@@ -73,7 +59,8 @@ class Embedded:
         self.topics = topics or Topics()
         self.tally = Tally()
         self._outputs = Outputs(self.topics, tap)
-        self._observers = observers
+        self._metrics = metrics
+        self.episodes: list[Episode] = []
         self._inboxes: list[list[Record]] = [[] for _ in range(partitions)]
         self.learner = Learner(settings, arms, first=first)
         self.versions = Versions(self.learner.current)
@@ -151,8 +138,8 @@ class Embedded:
             self._outputs.add_emits(emits, partition)
         self._learn()  # now, while the records are in the CPU cache
         self.tally.add(handled[0].tally)
-        for observer in self._observers:
-            observer.batches(handled, sum(map(len, poll.values())), seconds)
+        if self._metrics is not None:
+            self._metrics.batches(handled, sum(map(len, poll.values())), seconds)
         return [decision for emits in handled for decision in emits.decisions]
 
     def _journal(self, records: Sequence[tuple[bytes | None, bytes]]) -> None:
@@ -163,13 +150,13 @@ class Embedded:
         unread, self._unread = self._unread, []
         outcome = self.learner.handle(unread)
         self.tally.troubles.update(outcome.troubles)
-        if outcome.late:
-            for observer in self._observers:
-                observer.late(outcome.late)
+        if self._metrics is not None:
+            self._metrics.late(outcome.late)
         for episode in outcome.episodes:
             self._outputs.emit(self.topics.episodes, b"%d" % episode.version, encode_event(episode))
-            for observer in self._observers:
-                observer.episode(episode)
+            if self._metrics is not None:
+                self._metrics.episode(episode)
+        self.episodes += outcome.episodes
         self._publish(outcome.versions)
         return outcome
 
@@ -178,8 +165,8 @@ class Embedded:
             value = encode_parameters(parameters)
             self.versions.learn(decode_parameters(value))
             self._outputs.emit(self.topics.parameters, version_key(parameters.version), value)
-            for observer in self._observers:
-                observer.version(parameters)
+            if self._metrics is not None:
+                self._metrics.version(parameters)
 
 
 class Outputs:

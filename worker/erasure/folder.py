@@ -15,7 +15,6 @@ from pathlib import Path
 
 from worker.erasure.person import Person, Place, in_logs
 from worker.errors import InputError
-from worker.logs.findings import Stage
 from worker.serve.control import StateFolderControl
 from worker.serve.recording import PART, recorded
 from worker.serve.state import StateFolder, StateView
@@ -26,13 +25,13 @@ from worker.stream.session import Session, decode_state
 from worker.stream.topology import ONLY_PARTITION, Record
 
 
-def in_folder(folder: Path, person: Person, stage: Stage, *, keep: int, keep_record: int) -> list[Place]:
+def in_folder(folder: Path, person: Person, *, keep: int, keep_record: int) -> list[Place]:
     """Search a state folder; `keep` and `keep_record` are those of its server, in milliseconds."""
     with StateView(folder) as state:
         files = recorded(state)
         if person.user is not None and not files:
             raise InputError(f"{folder} has no ids of users and no log of --record: name the sessions (--session)")
-        logs = in_logs([file for _, file in files], person, stage)
+        logs = in_logs([file for _, file in files], person)
         ends = [since for since, _ in files[1:]] + [since + min(PART, keep_record) for since, _ in files[-1:]]
         for place, end in zip(logs, ends, strict=True):
             place.until = end + keep_record if keep_record else None

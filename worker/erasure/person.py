@@ -17,8 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
+from worker.console import progress
 from worker.errors import InputError
-from worker.logs.findings import Stage, ticking
+from worker.logs.findings import ticking
 from worker.logs.format import LogReader
 from worker.stream.topology import Record
 
@@ -96,20 +97,21 @@ class Place:
             self.last = time if self.last is None else max(self.last, time)
 
 
-def in_logs(files: Iterable[Path], person: Person, stage: Stage) -> list[Place]:
+def in_logs(files: Iterable[Path], person: Person) -> list[Place]:
     """Search logs; a user is looked for in all of them first."""
     places = {file: Place(str(file), note="a log is not changed") for file in files}
     for file in places if person.user is not None else ():
-        person.learn(_records(places[file], stage))
+        person.learn(_records(places[file]))
     for place in places.values():
-        for record in _records(place, stage):
+        for record in _records(place):
             if person.owns(record):
                 place.add(record.timestamp)
     return list(places.values())
 
 
-def _records(place: Place, stage: Stage) -> Iterator[Record]:
-    with LogReader(place.name, skip_bad=True) as log, stage(f"searching {place.name}", None) as bar:
+def _records(place: Place) -> Iterator[Record]:
+    reading = progress(f"searching {place.name}", unit="records")
+    with LogReader(place.name, skip_bad=True) as log, reading as bar:
         yield from (line.record for line in ticking(log, bar))
         if log.bad == log.lines > 0:
             raise InputError(f"{place.name} is not a log: {log.first_bad}")

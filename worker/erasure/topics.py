@@ -16,20 +16,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Final
 
-from worker.console import moment
+from worker.console import moment, progress
 from worker.erasure.person import IMPERSONAL, Person, Place
 from worker.errors import FailedError
 from worker.kafka.clients import BEGINNING, END, TopicReader, durable_producer, offsets_of, readable_errors, write
 from worker.kafka.connection import Connection
 from worker.kafka.topics import POLICY, RETENTION, FoundTopic, find_readable
-from worker.logs.findings import Stage, ticking
+from worker.logs.findings import ticking
 from worker.stream.session import Session, decode_state
 from worker.stream.topology import Record, Topics
 
 _SEGMENT: Final = "segment.ms"
 
 
-def in_topics(connection: Connection, names: Topics, person: Person, stage: Stage, *, now: int) -> list[Place]:
+def in_topics(connection: Connection, names: Topics, person: Person, *, now: int) -> list[Place]:
     """Search the topics of these names; `now` is in milliseconds since the epoch."""
     table: dict[tuple[int, bytes], bytes | None] = {}  # sessions of the changelog by partition and key
     with readable_errors(connection), TopicReader(connection) as reader:
@@ -37,10 +37,10 @@ def in_topics(connection: Connection, names: Topics, person: Person, stage: Stag
         if names.arrivals not in found:
             raise FailedError(f"no topic {names.arrivals}: give another --prefix")
         if person.user is not None:
-            person.learn(_read(reader, {names.arrivals: found[names.arrivals]}, stage))
+            person.learn(_read(reader, {names.arrivals: found[names.arrivals]}))
         personal = {name: topic for name, topic in found.items() if not name.endswith(IMPERSONAL)}
         places = {name: Place(name) for name in personal}
-        for record in _read(reader, personal, stage):
+        for record in _read(reader, personal):
             if person.owns(record):
                 places[record.topic].add(record.timestamp)
                 if record.topic == names.changelog and record.key is not None:
@@ -62,11 +62,12 @@ def in_topics(connection: Connection, names: Topics, person: Person, stage: Stag
     return list(places.values())
 
 
-def _read(reader: TopicReader, topics: Mapping[str, FoundTopic], stage: Stage) -> Iterator[Record]:
+def _read(reader: TopicReader, topics: Mapping[str, FoundTopic]) -> Iterator[Record]:
     """Yield all records of topics up to their present ends."""
     places = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
     starts, ends = (offsets_of(reader.admin, places, spec) for spec in (BEGINNING, END))
-    with stage(f"searching {len(topics)} topics", sum(ends.values()) - sum(starts.values())) as bar:
+    total = sum(ends.values()) - sum(starts.values())
+    with progress(f"searching {len(topics)} topics", total, unit="records") as bar:
         yield from ticking(reader.read_between(starts, ends), bar)
 
 

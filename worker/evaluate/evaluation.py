@@ -24,7 +24,7 @@ from worker.evaluate.model import CrossFit, cross_fit, unseen
 from worker.evaluate.planning import Assembled, Change, assemble
 from worker.evaluate.sessions import Bools, LoggedSessions, Sessions
 from worker.evaluate.support import Unsupported, Weighted, weigh
-from worker.logs.findings import Findings, Stage, silent
+from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog, read_log
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings, check_order
@@ -75,11 +75,10 @@ def evaluate_log(
     confidence: float = 0.95,
     topics: Topics | None = None,
     skip_bad: bool = False,
-    stage: Stage = silent,
 ) -> Evaluation:
     """Evaluate a changed policy on a log."""
     findings, given = Findings(), change.parameters
-    with read_log(path, findings, topics=topics, skip_bad=skip_bad, stage=stage) as log:
+    with read_log(path, findings, topics=topics, skip_bad=skip_bad) as log:
         if not log.versions.known:
             raise InputError(f"{log.name}: has no parameters, which evaluation needs to plan slates")
         logged = LoggedSessions(log)
@@ -87,8 +86,7 @@ def evaluate_log(
             reasons = ", ".join(f"{count} {reason}" for reason, count in logged.left_out.items())
             raise FailedError(f"{log.name}: no session can be used ({reasons or 'there is none'})")
         target = _target(log, logged, change)
-        with stage("planning", None):
-            assembled = assemble(logged.by_version, log.versions, change)
+        assembled = assemble(logged.by_version, log.versions, change)
     everything = assembled.sessions
     alike = given is not None or not POLICIES[target.policy].uses_model or everything.warmup.all()
     scope = ~everything.warmup | alike

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
 
 from worker.client.exchange import Exchange
 from worker.client.kafka import KafkaTransport
@@ -20,7 +18,7 @@ from worker.http.settings import HttpSettings
 from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import VersionReader
-from worker.metrics.exposition import counter, families, gauge
+from worker.metrics.exposition import Series, counter, gauge
 from worker.stream.decoding import Limits
 from worker.stream.topology import Topics
 
@@ -52,7 +50,7 @@ async def run_gateway(settings: GatewaySettings) -> None:
         Exchange(transport, remember=settings.max_remembered_sessions, seconds=60.0, others=True), settings.limits
     )
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(GatewayMetrics(service))
+    registry.register(Series(GATEWAY_CATALOGUE, lambda: service))
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     with stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
         await service.exchange.start()
@@ -76,55 +74,46 @@ GATEWAY_CATALOGUE: Final = (
     counter(
         "adcascade_gateway_records_total",
         "Records sent to Kafka.",
-        lambda metrics: {"arrivals": metrics.counts.arrivals, "clicks": metrics.counts.feedback},
+        lambda service: {"arrivals": service.exchange.counts.arrivals, "clicks": service.exchange.counts.feedback},
         topic=("arrivals", "clicks"),
     ),
     counter(
         "adcascade_gateway_waits_total",
         "Waits for a decision, by their end: it came, or it did not come in time.",
-        lambda metrics: {"answered": metrics.counts.answered, "timed-out": metrics.counts.timed_out},
+        lambda service: {"answered": service.exchange.counts.answered, "timed-out": service.exchange.counts.timed_out},
         end=("answered", "timed-out"),
     ),
     counter(
         "adcascade_gateway_late_decisions_total",
         "Decisions that came after the deadline of their request.",
-        "counts.late",
+        "exchange.counts.late",
     ),
     counter(
         "adcascade_gateway_late_feedback_total",
         "Feedback after the time of its session. The workers do not count it; --session-timeout can allow more time.",
-        "service.late_feedback",
+        "late_feedback",
     ),
     counter(
         "adcascade_gateway_repeated_decisions_total",
         "Decisions that were known, or for an earlier position.",
-        "counts.repeated",
+        "exchange.counts.repeated",
     ),
     counter(
-        "adcascade_gateway_undelivered_batches_total", "Records that no broker accepted in time.", "counts.undelivered"
+        "adcascade_gateway_undelivered_batches_total",
+        "Records that no broker accepted in time.",
+        "exchange.counts.undelivered",
     ),
     gauge(
-        "adcascade_gateway_remembered_sessions", "Sessions that are remembered.", lambda metrics: len(metrics.exchange)
+        "adcascade_gateway_remembered_sessions", "Sessions that are remembered.", lambda service: len(service.exchange)
     ),
     gauge(
         "adcascade_gateway_connected",
         "1 while the brokers can be reached, else 0.",
-        lambda metrics: metrics.exchange.transport.trouble is None,
+        lambda service: service.exchange.transport.trouble is None,
     ),
     gauge(
         "adcascade_gateway_parameters_version",
         "Newest version of the parameters, -1 before the first.",
-        "service.version",
+        "version",
     ),
 )
-
-
-class GatewayMetrics:
-    """What the metrics of a gateway are read from."""
-
-    def __init__(self, service: KafkaAdService) -> None:
-        self.service, self.exchange, self.counts = service, service.exchange, service.exchange.counts
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the series for Prometheus."""
-        return families(GATEWAY_CATALOGUE, self)

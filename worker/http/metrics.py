@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sized
+from collections.abc import Sized
 from typing import Final
 
-from prometheus_client.core import Metric
-
 from worker.http.problems import PROBLEMS
-from worker.metrics.exposition import counter, families, gauge, histogram
+from worker.metrics.exposition import counter, gauge, histogram
 from worker.metrics.history import DURATION_BOUNDS, Histogram
 
 #: The routes by which requests are counted; `other` has everything that needs no key.
@@ -34,7 +32,7 @@ HTTP_CATALOGUE: Final = (
 
 
 class HttpMetrics:
-    """Counts requests, and open connections; a collector for a registry of Prometheus."""
+    """Counts requests, and open connections."""
 
     def __init__(self, connections: Sized) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # route, status
@@ -46,7 +44,3 @@ class HttpMetrics:
         """Count an answer."""
         self.requests[route, status] += 1
         self.durations.observe(seconds)
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the series for Prometheus."""
-        return families(HTTP_CATALOGUE, self)

@@ -23,10 +23,11 @@ from worker.errors import FailedError
 from worker.http.api import HttpApi
 from worker.http.application import Gatekeeper, add_pages, is_loopback
 from worker.http.connections import Connections, listening
-from worker.http.metrics import HttpMetrics
+from worker.http.metrics import HTTP_CATALOGUE, HttpMetrics
 from worker.http.pages import HEALTH, Page, Route, description_routes, operations
 from worker.http.service import AdService, example_context
 from worker.http.settings import HttpSettings
+from worker.metrics.exposition import Series
 from worker.stream.ad_figures import all_figures
 
 #: For pages only: few connections, hardly a body.
@@ -48,7 +49,7 @@ async def http_server(
     """
     described, connections = description_routes(), Connections(settings)
     metrics = HttpMetrics(connections)
-    registry.register(metrics)
+    registry.register(Series(HTTP_CATALOGUE, lambda: metrics))
     gatekeeper = Gatekeeper(
         settings.allowed_hosts, keys=settings.keys, open_pages=(*HEALTH, *described), metrics=metrics
     )

@@ -110,7 +110,7 @@ class KafkaControl:
         with closing(durable_producer(self._connection, message_timeout_ms=int(1000 * REQUEST_TIMEOUT))) as producer:
             offset = write(producer, self._names.journal, value).offset()
         deadline = time.monotonic() + self._timeout
-        with progress("waiting for the learner", None):
+        with progress("waiting for the learner"):
             while time.monotonic() < deadline:
                 if (answer := look(offset)) is not None:
                     return answer

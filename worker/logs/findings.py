@@ -1,9 +1,8 @@
-"""What the reading of a log reports: mismatches, and the progress of its stages."""
+"""What the reading of a log reports: mismatches, and its progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -15,9 +14,6 @@ MOST_LISTED: Final = 20
 _TICK: Final = 1000  # items between two updates of a progress bar
 
 Kind: TypeAlias = Literal["decision", "opened", "version", "line"]
-
-#: Opens a stage of long work, with a progress bar, by its title and the number of items (None: unknown).
-Stage: TypeAlias = Callable[[str, float | None], AbstractContextManager[ProgressBar]]
 
 Item = TypeVar("Item")
 
@@ -81,11 +77,6 @@ class Findings:
 
 
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def silent(title: str, total: float | None) -> AbstractContextManager[ProgressBar]:
-    """Open a stage whose bar shows nothing."""
-    return nullcontext(ProgressBar())
 
 
 def ticking(items: Iterable[Item], bar: ProgressBar) -> Iterator[Item]:

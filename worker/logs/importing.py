@@ -25,8 +25,9 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
+from worker.console import progress
 from worker.errors import InputError
-from worker.logs.findings import Stage, silent, ticking
+from worker.logs.findings import ticking
 from worker.logs.format import LogWriter, temporary_database
 from worker.logs.tables import BadRowError, Display, RowReader, Rows
 from worker.stream.decoding import Limits, Rejected, decode_arrival
@@ -100,20 +101,19 @@ class HistoryImport:
     given: Mapping[str, Any]
     arms: tuple[Arm, ...] = ()
     skip_bad: bool = False
-    stage: Stage = silent
     report: ImportReport = field(default_factory=ImportReport)
     _bad_sessions: set[str] = field(default_factory=set)
 
     def run(self, output: str, topics: Topics) -> ImportReport:
         """Import the table."""
         with temporary_database(_TABLE) as database:
-            with self.stage("reading", None) as bar:
+            with progress("reading", unit="rows") as bar:
                 database.executemany(_INSERT, ticking(self._displays(), bar))
             settings = LearningSettings(**self.given, dim=self.reader.dim or 1)  # 0 if no row can be used
             self._check_sessions(database, settings)
             version, longest = self._first_version(database, settings)
             passed_from = 1 if settings.unanswered == "passed" else longest
-            with self.stage("writing", self.report.sessions) as bar, LogWriter(output) as log:
+            with progress("writing", self.report.sessions, unit="sessions") as bar, LogWriter(output) as log:
                 first = (version_key(0), encode_parameters(version))
                 log(Record(topics.parameters, ONLY_PARTITION, 0, self.report.first_at, *first))
                 for session in ticking(_sessions(database), bar):

@@ -22,8 +22,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from worker.console import progress
 from worker.errors import InputError
-from worker.logs.findings import Findings, Mismatch, Stage, silent, ticking
+from worker.logs.findings import Findings, Mismatch, ticking
 from worker.logs.format import NO_TIMESTAMP, Headers, Line, LogReader, temporary_database
 from worker.logs.versions import RecordedVersions
 from worker.stream.decoding import Limits
@@ -108,15 +109,15 @@ def read_log(
     topics: Topics | None = None,
     skip_bad: bool | None = None,
     session: str | None = None,
-    stage: Stage = silent,
 ) -> Iterator[OrderedLog]:
     """Read a log, to be used in this context; raise `InputError` if it has no records of these topics.
 
     With a `session` only lines that may be about it are decoded, and versions are checked when they are read.
     """
     topics = topics or Topics()
-    with empty_log(topics, findings, session=session, stage=stage) as log:
-        with LogReader(path, skip_bad=skip_bad, wanted=log.is_wanted) as reader, stage("reading", None) as bar:
+    with empty_log(topics, findings, session=session) as log:
+        lines = LogReader(path, skip_bad=skip_bad, wanted=log.is_wanted)
+        with lines as reader, progress("reading", unit="lines") as bar:
             for line in ticking(reader, bar):
                 log.add(line)
         log.name, log.lines, log.bad_lines, log.first_bad = reader.name, reader.lines, reader.bad, reader.first_bad
@@ -131,12 +132,10 @@ def read_log(
 
 
 @contextmanager
-def empty_log(
-    topics: Topics, findings: Findings, *, session: str | None = None, stage: Stage = silent
-) -> Iterator[OrderedLog]:
+def empty_log(topics: Topics, findings: Findings, *, session: str | None = None) -> Iterator[OrderedLog]:
     """Open a log to which records are added, to be used in this context; `session` as in `read_log`."""
     with temporary_database(_TABLES) as database:
-        yield OrderedLog(database, topics, findings, session=session, stage=stage)
+        yield OrderedLog(database, topics, findings, session=session)
 
 
 def about(session_id: str, topics: Topics) -> Callable[[bytes], bool]:
@@ -161,10 +160,9 @@ class OrderedLog:
     """
 
     def __init__(
-        self, database: sqlite3.Connection, topics: Topics, findings: Findings, *, session: str | None, stage: Stage
+        self, database: sqlite3.Connection, topics: Topics, findings: Findings, *, session: str | None
     ) -> None:
         self.name, self.lines, self.bad_lines, self.first_bad = "", 0, 0, ""
-        self.stage = stage
         self.is_wanted = (lambda line: True) if session is None else about(session, topics)
         self.versions = RecordedVersions(findings, database, checked=session is None)
         self._database = database
@@ -252,9 +250,9 @@ class OrderedLog:
     def entries(self, title: str, first: int = 0, last: int = MOST) -> Iterator[Entry]:
         """Yield arrivals, clicks, decisions, and `opened` and feedback of the journal, by time; without the dead.
 
-        This is a stage of the work with this title. With times, only entries from `first` to `last`.
+        The progress has this title. With times, only entries from `first` to `last`.
         """
-        with self.stage(title, self.entry_count) as bar:
+        with progress(title, self.entry_count, unit="records") as bar:
             yield from ticking(map(Entry._make, self._rows(_ENTRIES, first, last)), bar)
 
     def openings(self, first: int = 0, last: int = MOST) -> tuple[int, int, int]:

@@ -53,14 +53,21 @@ counter, gauge, histogram = partial(_declared, "counter"), partial(_declared, "g
 _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
-def families(specs: Iterable[MetricSpec], source: Any) -> Iterator[Metric]:
-    """Yield metrics with their series, in the order of their declarations; one without data has no series."""
-    for spec in specs:
-        made: Any = _FAMILIES[spec.kind](spec.name, spec.help, labels=list(spec.labels))
-        for labels, value in spec.reading(source).items():
-            values = [labels] if isinstance(labels, str) else [str(label) for label in labels]
-            if isinstance(value, Histogram):
-                made.add_metric(values, value.buckets(), value.sum)
-            else:
-                made.add_metric(values, float(value))
-        yield cast(Metric, made)
+class Series(NamedTuple):
+    """A collector for a registry of Prometheus: at every scrape, it reads metrics from what `source` returns then."""
+
+    specs: Iterable[MetricSpec]
+    source: Callable[[], Any]
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield metrics with their series, in the order of their declarations; one without data has no series."""
+        source = self.source()
+        for spec in self.specs:
+            made: Any = _FAMILIES[spec.kind](spec.name, spec.help, labels=list(spec.labels))
+            for labels, value in spec.reading(source).items():
+                values = [labels] if isinstance(labels, str) else [str(label) for label in labels]
+                if isinstance(value, Histogram):
+                    made.add_metric(values, value.buckets(), value.sum)
+                else:
+                    made.add_metric(values, float(value))
+            yield cast(Metric, made)

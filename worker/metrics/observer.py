@@ -5,8 +5,9 @@ One lock covers every change and every snapshot. So each scrape shows whole batc
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from threading import Lock
@@ -14,10 +15,9 @@ from typing import Literal
 
 import numpy as np
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
 
 from worker.metrics.catalogue import CATALOGUE, IDENTITIES
-from worker.metrics.exposition import families
+from worker.metrics.exposition import Series
 from worker.metrics.history import (
     BETWEEN_MARKS,
     DELAY_BOUNDS,
@@ -39,7 +39,10 @@ from worker.stream.events import Episode
 from worker.stream.features import listed
 from worker.stream.misfit import advice
 from worker.stream.parameters import Parameters
+from worker.stream.table import SessionTable
 from worker.stream.topology import Emits, Tally
+
+log = logging.getLogger(__name__)
 
 #: Counts that are 0 before anything happens. Those of simulated traffic are absent elsewhere.
 _FROM_ZERO = (
@@ -61,7 +64,7 @@ class Metrics:
     def __init__(self, consumed: Iterable[str] = ()) -> None:
         self.troubles = TroubleLog()
         self.registry = CollectorRegistry()
-        self.registry.register(self)
+        self.registry.register(Series(CATALOGUE, self.snapshot))
         self._lock = Lock()
         self._numbers = dict.fromkeys(_FROM_ZERO, 0.0)
         self._now = Mark(
@@ -74,7 +77,7 @@ class Metrics:
                 "stage_seconds": {(stage,): Histogram(DURATION_BOUNDS) for stage in STAGES},
             },
         )
-        self._imbalance = dict.fromkeys(IDENTITIES, 0.0)
+        self._imbalance = dict.fromkeys(IDENTITIES, 0)
         self._lag = dict.fromkeys(consumed, 0.0)
         self._horizon = 1  # the largest of all versions: series must not disappear
         self._parameters: Parameters | None = None
@@ -161,7 +164,7 @@ class Metrics:
         with self._lock:
             self._numbers["learning"] = float(here)
 
-    def simulated(self, *, oracle: float, served: float, sessions: int, window_end: int) -> None:
+    def simulated(self, *, oracle: float, served: float, window_end: int) -> None:
         """Count the values of the best and the served slates of a closed window, under the true model."""
         with self._lock:
             for index, window in enumerate(self._windows):
@@ -193,12 +196,13 @@ class Metrics:
         with self._lock:
             self._lag[topic] = float(records)
 
-    def census(self, *, open_sessions: int, parked: int) -> Mapping[str, int]:
-        """Compare the balances with the tables; return those that are off."""
+    def census(self, tables: Iterable[SessionTable]) -> None:
+        """Compare the balances with the tables, and log those that are off when that changes."""
         with self._lock:
-            found = self._now.tally.imbalances(open_sessions, parked)
-            self._imbalance = {name: float(value) for name, value in found.items()}
-        return {name: value for name, value in found.items() if value}
+            known, self._imbalance = self._imbalance, self._now.tally.imbalances(tables)
+            wrong = {name: value for name, value in self._imbalance.items() if value}
+        if wrong and self._imbalance != known:
+            log.error("the balances are off: %s", wrong)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -224,7 +228,3 @@ class Metrics:
     def trouble_lines(self) -> list[str]:
         """Return the active troubles, a line each."""
         return [f"{active.name}: {active.sentence}" for active in self.troubles.active()]
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the series for Prometheus."""
-        return families(CATALOGUE, self.snapshot())

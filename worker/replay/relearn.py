@@ -26,7 +26,6 @@ from typing import Any, Final
 
 import msgspec
 
-from worker.logs.findings import Stage, silent
 from worker.logs.format import NO_TIMESTAMP
 from worker.logs.ordered import Entry, OrderedLog, read_log
 from worker.logs.traces import UNLIMITED, SessionTrace, TraceReader, opened_by, opening
@@ -54,14 +53,13 @@ def relearn(
     tolerance: float = 0.0,
     changes: Mapping[str, Any] | None = None,
     arms: Sequence[Arm] | None = None,
-    stage: Stage = silent,
 ) -> ReplayReport:
     """Learn again from the arrivals and clicks of a log.
 
     `changes` replace recorded settings, or the defaults if there are none; `arms` replace the first recorded arms.
     """
     report = ReplayReport(mode="relearn")
-    with read_log(path, report.findings, topics=topics, skip_bad=skip_bad, stage=stage) as log:
+    with read_log(path, report.findings, topics=topics, skip_bad=skip_bad) as log:
         origin = find_origin(log, changes=changes or {}, arms=arms)
         Relearner(log, origin, report, tolerance=tolerance).run()
         return report.describe(log)

@@ -22,7 +22,7 @@ from itertools import islice
 from math import isclose
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from worker.logs.findings import Mismatch, Stage, silent
+from worker.logs.findings import Mismatch
 from worker.logs.ordered import Entry, OrderedLog, read_log
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.logs.versions import RecordedVersions
@@ -44,14 +44,13 @@ def verify(
     topics: Topics | None = None,
     skip_bad: bool = False,
     tolerance: float = 0.0,
-    stage: Stage = silent,
 ) -> ReplayReport:
     """Check every decision and every version of a log.
 
     `tolerance` is the largest relative difference between the numbers of equal versions, for logs of other machines.
     """
     report = ReplayReport(mode="verify")
-    with read_log(path, report.findings, topics=topics, skip_bad=skip_bad, stage=stage) as log:
+    with read_log(path, report.findings, topics=topics, skip_bad=skip_bad) as log:
         FoldAudit(log, report, tolerance=tolerance).run()
         DecisionAudit(log, report).run()
         return report.describe(log)

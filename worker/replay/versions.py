@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from worker.console import ProgressBar
+from worker.console import ProgressBar, progress
 from worker.errors import InputError
 from worker.logs.findings import Mismatch
 from worker.logs.ordered import OrderedLog
@@ -51,7 +51,7 @@ class FoldAudit:
 
     def run(self) -> None:
         """Fold the journal and add all versions, folded or recorded, to the report."""
-        with self._log.stage("folding the versions again", self._log.counts["journal"]) as bar:
+        with progress("folding the versions again", self._log.counts["journal"], unit="records") as bar:
             self._fold(bar)
         for number, recorded in self._versions.known.items():
             if number not in self._results:

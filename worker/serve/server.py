@@ -133,11 +133,8 @@ class Server:
             log.info("parameters version %d (%s…)", parameters.version, parameters.sha256[:12])
 
     async def _watch(self) -> None:
-        serving = self._runner.serving
         while True:
-            wrong = self._metrics.census(open_sessions=serving.open_sessions, parked=serving.parked)
-            if wrong:
-                log.error("the balances are off: %s", dict(wrong))
+            self._metrics.census([self._runner.serving])
             self._learner.check()
             self._metrics.learning(self._learner.running)
             await asyncio.sleep(_WATCH_INTERVAL)

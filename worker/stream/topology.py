@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from worker.errors import InputError
 from worker.stream.events import TOPICS
 from worker.stream.troubles import Troubles
+
+if TYPE_CHECKING:
+    from worker.stream.table import SessionTable
 
 
 class Record(NamedTuple):
@@ -213,12 +216,13 @@ class Tally:
         settled = self.applied + self.redundant + self.late + self.outside + self.unknown + self.unparked
         return self.feedback + self.recovered_parked - settled - self.dead_feedback - self.handed_over_parked
 
-    def imbalances(self, sessions: int, parked: int) -> dict[str, int]:
-        """Return the left minus the right side of each balance, given the sessions and parked records in the tables."""
+    def imbalances(self, tables: Iterable[SessionTable]) -> dict[str, int]:
+        """Return the left minus the right side of each balance, given the tables of all partitions."""
+        held = [(table.open_sessions, table.parked) for table in tables]
         return {
             "arrivals": self.arrivals - self.opened - self.repeated - self.unremembered - self.dead_arrivals,
-            "sessions": self.open_sessions - sessions,
-            "feedback": self.parked_records - parked,
+            "sessions": self.open_sessions - sum(sessions for sessions, _ in held),
+            "feedback": self.parked_records - sum(parked for _, parked in held),
         }
 
     def add(self, other: Tally) -> None:

@@ -18,7 +18,6 @@ from worker.cli.options.learning import check_fixed, context_dim, declared_ads, 
 from worker.cli.options.parser import Option, Settings, count, filled, grouped, number, port
 from worker.cli.options.target import read_version
 from worker.cli.options.times import seconds_option
-from worker.console import progress
 from worker.errors import InputError
 from worker.http.settings import ApiKeys, HttpSettings, read_keys
 from worker.logs.format import BadLineError, LogReader
@@ -162,7 +161,7 @@ def _read(path: str) -> Parameters:
             line = None
     if line is not None:
         topics = Topics(line.record.topic.rpartition(".")[0])
-        learned = relearn(path, topics=topics, stage=partial(progress, unit="lines")).learned
+        learned = relearn(path, topics=topics).learned
         if learned is not None:
             return learned
     elif not Path(path).read_bytes().endswith((b"}", b"}\n")):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import count
 from typing import Literal
 
@@ -49,11 +48,10 @@ def source(
     """
     kind, topics = kind_of_source(options), Topics(options.prefix)
     if kind == "log":
-        stage = partial(progress, unit="lines")
-        with read_log(options.log, Findings(), topics=topics, session=session, stage=stage) as log:
+        with read_log(options.log, Findings(), topics=topics, session=session) as log:
             yield log
         return
-    with empty_log(topics, Findings(), session=session, stage=partial(progress, unit="records")) as log:
+    with empty_log(topics, Findings(), session=session) as log:
         if kind == "state":
             with StateView(options.state) as state:
                 add_state(state, topics, log)
@@ -61,7 +59,7 @@ def source(
             from worker.logs.record import Recorder, Span  # with a Kafka client, which only this source needs
 
             recorder = Recorder(connection(options), topics, names, Span(since=since))
-            with progress("reading topics", None, unit="records") as bar:
+            with progress("reading topics", unit="records") as bar:
                 recorder.run(log.add_record, lambda: False, lambda total, written: bar.advance(written))
         yield log
 

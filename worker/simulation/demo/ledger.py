@@ -18,7 +18,6 @@ from worker.simulation.world import Bools, Environment, true_heads
 from worker.simulation.worth import Valuer, Worth, together
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
-from worker.stream.topology import Emits
 
 MOST_FEATURES = 5  # by which users are grouped
 
@@ -117,56 +116,46 @@ def totals(rows: Sequence[Row]) -> Totals:
 
 
 class Ledger:
-    """Keeps the accounts; an `Observer` of the runner."""
+    """Keeps the accounts."""
 
     def __init__(self, users: Users, valuer: Valuer) -> None:
         self.rows: list[Row] = []
         self.kinds = Kinds(users.world)
         self._users, self._valuer = users, valuer
-        self._served: dict[int, dict[str, tuple[tuple[str, ...], int]]] = {}  # period → session → slate, version
-        self._shares: dict[int, float] = {}  # version → share of the sessions that may explore
+        #: By period and session, the slate, and the share of the sessions that its version lets explore.
+        self._served: dict[int, dict[str, tuple[tuple[str, ...], float]]] = {}
 
-    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
-        """Do nothing: the runner keeps the tally."""
-
-    def late(self, records: int) -> None:
-        """Do nothing: the episodes count late records."""
-
-    def version(self, parameters: Parameters) -> None:
-        """Keep the share of sessions that a version lets explore."""
-        self._shares[parameters.version] = exploration_share(parameters) or 0.0
-
-    def served(self, session_id: str, slate: tuple[str, ...], version: int) -> bool:
-        """Keep the slate of a session; return whether it is the first one."""
+    def served(self, session_id: str, slate: tuple[str, ...], version: Parameters) -> bool:
+        """Keep the slate of a session by a version; return whether it is the first one."""
         user = self._users.user_of(session_id)
         if user is None:
             return False
         served = self._served.setdefault(user[0], {})
         first = session_id not in served
-        served[session_id] = (slate, version)
+        served[session_id] = (slate, exploration_share(version) or 0.0)
         return first
 
-    def episode(self, episode: Episode) -> None:
-        """Add the account of a closed window."""
+    def close(self, episode: Episode) -> Row:
+        """Add the account of a closed window, and return it."""
         index = self._users.period_of(episode.window_start)
         served = self._served.pop(index, {})
         users, slates = self._users.slates(index, {session: slate for session, (slate, _) in served.items()})
         contexts = self._users.cohort(index).contexts[users]
         kind, arms = self.kinds.of(contexts), len(self._users.arms)
         shown, best = _members(slates, arms), _members(self._valuer.best_slates(contexts), arms)
-        self.rows.append(
-            Row(
-                index=index,
-                episode=episode,
-                worth=self._valuer.worth(contexts, slates),
-                allowed=math.fsum(self._shares.get(version, 0.0) for _, version in served.values()),
-                kinds=np.bincount(kind, minlength=len(self.kinds.names)),
-                shown=self._by_kind(shown, kind),
-                best=self._by_kind(best, kind),
-                right=int((shown & best).sum()),
-            )
+        row = Row(
+            index=index,
+            episode=episode,
+            worth=self._valuer.worth(contexts, slates),
+            allowed=math.fsum(share for _, share in served.values()),
+            kinds=np.bincount(kind, minlength=len(self.kinds.names)),
+            shown=self._by_kind(shown, kind),
+            best=self._by_kind(best, kind),
+            right=int((shown & best).sum()),
         )
+        self.rows.append(row)
         self._users.expire(episode.window_end)
+        return row
 
     def _by_kind(self, members: Bools, kind: Ints) -> Ints:
         """Count the slates with each arm, by the kinds of their users: (n, K), (n,) → (kinds, K)."""

@@ -90,15 +90,14 @@ class Demo:
             self.learning,
             self.users.arms,
             partitions=1,  # the result does not depend on it
-            observers=[self.ledger, *([metrics] if metrics else [])],
+            metrics=metrics,
             tap=tap,
         )
         self.time = BEGINNING
         self._metrics = metrics
         self._queue: list[Sent] = []
         self._period = 0  # the next whose users arrive
-        self._notified = 0  # closed windows that the metrics have
-        self._notify()
+        self._settle()
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,7 +127,7 @@ class Demo:
         self._deliver(now)
         self.embedded.advance(now)
         self.time = now
-        self._notify()
+        self._settle()
 
     def _deliver(self, now: int) -> None:
         topics = self.embedded.topics
@@ -140,27 +139,22 @@ class Demo:
 
     def _answer(self, decision: Decision, now: int) -> None:
         """Let the user of a decision answer it."""
-        is_first = decision.position == 1 and self.ledger.served(
-            decision.session_id, decision.slate, decision.parameters_version
-        )
-        if is_first and self._metrics is not None:
-            self._metrics.decided((now - decision.arrived_at) / 1000)
+        if decision.position == 1:
+            version = next(v for v in self.embedded.versions.history if v.version == decision.parameters_version)
+            if self.ledger.served(decision.session_id, decision.slate, version) and self._metrics is not None:
+                self._metrics.decided((now - decision.arrived_at) / 1000)
         for record in self.users.answer(decision, now):
             heappush(self._queue, record)
 
-    def _notify(self) -> None:
-        fresh, self._notified = self.rows[self._notified :], len(self.rows)
-        if self._metrics is None:
-            return
-        for row in fresh:
-            self._metrics.simulated(
-                oracle=row.worth.oracle,
-                served=row.worth.served,
-                sessions=row.worth.sessions,
-                window_end=row.episode.window_end,
-            )
-        self._metrics.watermark(self.time)
-        self._metrics.census(open_sessions=self.open_sessions, parked=self.parked)
+    def _settle(self) -> None:
+        """Add the accounts of the windows closed since the last step, and let the metrics have them."""
+        for episode in self.embedded.episodes[len(self.rows) :]:
+            worth = self.ledger.close(episode).worth
+            if self._metrics is not None:
+                self._metrics.simulated(oracle=worth.oracle, served=worth.served, window_end=episode.window_end)
+        if self._metrics is not None:
+            self._metrics.watermark(self.time)
+            self._metrics.census(self.embedded.tasks)
 
     # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -173,16 +167,6 @@ class Demo:
     def parameters(self) -> Parameters:
         """The newest version."""
         return self.embedded.versions.newest
-
-    @property
-    def open_sessions(self) -> int:
-        """Sessions in the tables."""
-        return sum(task.open_sessions for task in self.embedded.tasks)
-
-    @property
-    def parked(self) -> int:
-        """Feedback records in the tables that wait for their arrival."""
-        return sum(task.parked for task in self.embedded.tasks)
 
     @property
     def dead_letters(self) -> dict[str, int]:

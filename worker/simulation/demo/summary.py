@@ -33,7 +33,7 @@ def summary(demo: Demo, other: FinishedRun | None = None) -> dict[str, Any]:
     """
     parts = _parts(demo.rows)
     whole, tally, budget = parts[2], demo.embedded.tally, has_budget(demo)
-    off = tally.imbalances(demo.open_sessions, demo.parked)
+    off = tally.imbalances(demo.embedded.tasks)
     return {
         "sessions": whole.worth.sessions,
         "decisions": tally.decisions.total(),

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, Metric
 
 from worker import __version__
 from worker.console import note
 from worker.metrics.catalogue import CATALOGUE
+from worker.metrics.exposition import Series
 from worker.simulation.traffic.generator import Traffic
 from worker.simulation.worth import TableRow, tenths, together, worth_numbers, worth_rows
 
 LINE_EVERY: Final = 10.0  # seconds between two lines
 RECENT: Final = 10  # seconds that "lately" stands for
-_HELP: Final = {spec.name: spec.help for spec in CATALOGUE}
 
 
 def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
@@ -104,19 +103,14 @@ class TrafficLines:
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class TrafficMetrics:
-    """Makes the series of `registry` at every scrape: the figures that need the truth, which no worker knows."""
+_READ: Final = {
+    "adcascade_pseudo_regret_total": lambda traffic: max(0.0, traffic.worth.regret),
+    "adcascade_oracle_reward_total": lambda traffic: traffic.worth.oracle,
+}
 
-    def __init__(self, traffic: Traffic) -> None:
-        self.registry = CollectorRegistry(auto_describe=False)
-        self._traffic = traffic
-        self.registry.register(self)
 
-    def collect(self) -> Iterable[Metric]:
-        """Make the series."""
-        worth = self._traffic.worth
-        for name, value in (
-            ("adcascade_pseudo_regret_total", max(0.0, worth.regret)),
-            ("adcascade_oracle_reward_total", worth.oracle),
-        ):
-            yield CounterMetricFamily(name, _HELP[name], value)
+def traffic_registry(traffic: Traffic) -> CollectorRegistry:
+    """Return the metrics of traffic: the figures that need the truth, which no worker knows."""
+    registry, specs = CollectorRegistry(), [spec for spec in CATALOGUE if spec.name in _READ]
+    registry.register(Series([spec._replace(read=_READ[spec.name]) for spec in specs], lambda: traffic))
+    return registry
