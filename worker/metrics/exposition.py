@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -53,7 +54,8 @@ counter, gauge, histogram = partial(_declared, "counter"), partial(_declared, "g
 _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
-class Series(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
     """A collector for a registry of Prometheus: at every scrape, it reads metrics from what `source` returns then."""
 
     specs: Iterable[MetricSpec]
