@@ -36,7 +36,7 @@ from worker.stream.events import (
 from worker.stream.features import Features, context_encoder
 
 #: Limits and settings so wide that a record is rejected only for its own content.
-WIDE = decoding.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahead_ms=MOST)
+WIDE = decoding.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahead=MOST)
 WIDE_HORIZON = 10**1000
 
 # Neither control characters, which are refused, nor surrogates, which UTF-8 lacks.

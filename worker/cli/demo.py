@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from worker.bandit.additive import AdditiveModel
-from worker.cli.options.learning import SEED, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, port
+from worker.cli.options.learning import SEED, WORLD, setting
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, defaulted, filled, port
 from worker.console import note, say, stops_on_signals, write_json
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
@@ -22,16 +22,17 @@ from worker.simulation.demo.view import REFRESH, live_view
 from worker.simulation.worth import laid_out
 from worker.web.status import status_routes
 
-DEFAULTS = DemoSettings()
+LEARNED = ("model", "intercept", "answers", "standardise", "policy", "bonus", "beta", "ridge")
+COMPARED = ("random-share", "control-share", "control")
 NO_REPORT = "none"
 PREFIX, PAGE = "adcascade-demo-", "report.html"  # of the temporary folder and file
 
-OPTIONS = (
-    *world(DEFAULTS),
-    *with_defaults(DEFAULTS, "model", "intercept", "answers", "standardise", "policy", "bonus", "beta", "ridge"),
-    *with_defaults(DEFAULTS, "random-share", "control-share", "control"),
-    count("users", "mean number of users per episode", DEFAULTS.users),
-    count("episodes", "number of episodes, windows of a minute", DEFAULTS.episodes),
+OPTIONS = defaulted(
+    DemoSettings,
+    *WORLD,
+    *map(setting, (*LEARNED, *COMPARED)),
+    count("users", "mean number of users per episode"),
+    count("episodes", "number of episodes, windows of a minute"),
     SEED,
     Option(
         "beside",

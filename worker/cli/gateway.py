@@ -7,10 +7,11 @@ import asyncio
 
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection
-from worker.cli.options.learning import LIMITS, limits
+from worker.cli.options.learning import LIMITS
 from worker.cli.options.parser import CommandSpec, count, filled
 from worker.cli.options.process import HTTP, LOG, http_settings
 from worker.runtime.process import collect_garbage_rarely
+from worker.stream.decoding import Limits
 from worker.stream.topology import Topics
 
 OPTIONS = (
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
         connection=reached,
         topics=Topics(options.prefix),
         http=http_settings(options),
-        limits=limits(options),
+        limits=filled(Limits, options),
     )
     check_topics(settings)  # before there is a log, so that an error is one line
     collect_garbage_rarely()  # a search among a hundred thousand remembered sessions takes as long as some answers may

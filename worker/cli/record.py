@@ -58,7 +58,12 @@ OPTIONS = (
     edge("until", "until", "end", "end: the current end of the topics, or a time, also in the future"),
     Option("live", "recording of new records until Ctrl-C", flag=True, default=False),
     Option(
-        "topics", "topics, names without prefix, separated by commas", parse=topic_list, default=TOPICS, metavar="NAMES"
+        "topics",
+        "topics, names without prefix, separated by commas",
+        parse=topic_list,
+        default=TOPICS,
+        metavar="NAMES",
+        show=",".join,
     ),
     JSON,
 )

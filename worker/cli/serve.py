@@ -7,7 +7,7 @@ from pathlib import Path
 
 from worker.cli.options.catalog import CATALOG
 from worker.cli.options.learning import LEARNING, LIMITS
-from worker.cli.options.parser import CommandSpec, Option
+from worker.cli.options.parser import CommandSpec, Option, defaulted
 from worker.cli.options.process import HTTP, PROCESS, STARTING, http_settings, process_settings
 from worker.cli.options.times import seconds_option, time_option
 from worker.errors import InputError
@@ -23,13 +23,14 @@ KEEP = (
         30 * DAY,
     ),
 )
-OPERATION = (
+OPERATION = defaulted(
+    ServeSettings,
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),
     Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
     *KEEP,
-    seconds_option("progress-interval", "time between two progress records", 1, least=10, most=60_000),
+    seconds_option("progress-interval", "time between two progress records", least=10, most=60_000),
     *PROCESS,
 )
 

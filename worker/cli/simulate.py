@@ -10,8 +10,8 @@ from typing import Any
 
 from worker import __version__
 from worker.bandit import MODELS
-from worker.cli.options.learning import setting, with_defaults, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, integer, number
+from worker.cli.options.learning import WORLD, setting
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, defaulted, filled, flag, integer, number
 from worker.console import note, progress, table, write_file, write_result
 from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PRICES
 from worker.simulation.experiment.run import cores, run_all
@@ -27,16 +27,16 @@ _WIDER: dict[str, dict[str, Any]] = {
     "dim": {"parse": integer(least=0)},
 }
 
-OPTIONS = (
-    setting("policy", help="policies to compare; repeatable", repeatable=True, default=DEFAULTS.policy),
-    *(replace(option, **_WIDER.get(option.name, {})) for option in world(DEFAULTS)),
+OPTIONS = defaulted(
+    ExperimentSettings,
+    setting("policy", help="policies to compare; repeatable", repeatable=True),
+    *(replace(option, **_WIDER.get(option.name, {})) for option in WORLD),
     count(
         "features",
         "number of features of each arm, which explain most of the tastes; the revenue is then a feature, too",
-        DEFAULTS.features,
         least=0,
     ),
-    count("new-arms", "number of arms that are added during the run", DEFAULTS.new_arms, least=0),
+    count("new-arms", "number of arms that are added during the run", least=0),
     count("join", "first episode with the new arms", least=2),
     Option("prices", "revenues of the ads in newcomers (default: equal)", choices=PRICES),
     Option(
@@ -55,7 +55,7 @@ OPTIONS = (
     ),
     Option("crosses", "crosses that the learner is told of, in interactions (default: all)", choices=CROSSES),
     count("pairs", "pairs of numbers that matter together, in interactions (default: all)"),
-    Option("model", "click model of the learner", choices=tuple(MODELS), default=DEFAULTS.model),
+    Option("model", "click model of the learner", choices=tuple(MODELS)),
     Option(
         "intercept", "shared intercept of the additive model (default: on, except with the estimator paper)", flag=True
     ),
@@ -64,20 +64,17 @@ OPTIONS = (
         "share of users who go on without a click: learned, or all (default: learned where users leave)",
         choices=ANSWERS,
     ),
-    *with_defaults(DEFAULTS, "estimator", "bonus", "spread", "ridge", "forgetting"),
+    *map(setting, ("estimator", "bonus", "spread", "ridge", "forgetting")),
     setting(
         "beta",
         help="strength of exploration, in standard deviations, or theory: the radius of the paper's theorem",
         parse=number("theory", least=0),
-        default=DEFAULTS.beta,
     ),
-    setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
-    Option(
-        "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users
-    ),
-    count("episodes", "number of episodes T", DEFAULTS.episodes, least=2),
-    count("seeds", "number of seeds", DEFAULTS.seeds),
-    count("seed", "first seed", DEFAULTS.seed, least=0),
+    setting("warmup", help="number of round-robin episodes at the start"),
+    Option("users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True),
+    count("episodes", "number of episodes T", least=2),
+    count("seeds", "number of seeds"),
+    count("seed", "first seed", least=0),
     count("jobs", "number of processes (default: all processors)"),
     JSON,
     Option("plot", "plot of the regret over time and users: .png, .svg or .pdf", metavar="FILE"),

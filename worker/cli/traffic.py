@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection
-from worker.cli.options.learning import SEED, world
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, filled, flag, number, port
+from worker.cli.options.learning import SEED, WORLD
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, defaulted, filled, flag, number, port
 from worker.cli.options.times import duration_range, time_option
 from worker.console import note, stops_on_signals, write_result
 from worker.errors import InputError
@@ -22,28 +22,31 @@ from worker.simulation.worth import laid_out
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
-DEFAULTS = TrafficSettings()
-
 _share = number(least=0, most=1)
 
-OPTIONS = (
+OPTIONS = defaulted(
+    TrafficSettings,
     *CONNECTION,
-    Option("rate", "mean number of users per second", parse=number(above=0), default=DEFAULTS.rate),
+    Option("rate", "mean number of users per second", parse=number(above=0)),
     count("sessions", "number of sessions (default: until Ctrl-C)"),
     time_option("duration", "duration, such as 30s or 10m (default: until Ctrl-C)"),
-    *world(DEFAULTS),
+    *WORLD,
     SEED,
-    Option("look", "viewing time of a display, shortest-longest (default: 1.5s-6.5s)", parse=duration_range),
-    time_option("patience", "maximum length of a visit; less than the session timeout", DEFAULTS.patience),
-    Option("duplicates", "share of records sent twice", parse=_share, default=DEFAULTS.duplicates),
-    time_option("disorder", "maximum delay of records out of order; less than the lateness", DEFAULTS.disorder),
-    Option("silence", "share of users who never answer", parse=_share, default=DEFAULTS.silence),
-    Option("poison", "unusable records, relative to the number of users", parse=_share, default=DEFAULTS.poison),
+    Option(
+        "look",
+        "viewing time of a display, shortest-longest",
+        parse=duration_range,
+        show=lambda look: "-".join(f"{end / 1000:g}s" for end in look),
+    ),
+    time_option("patience", "maximum length of a visit; less than the session timeout"),
+    Option("duplicates", "share of records sent twice", parse=_share),
+    time_option("disorder", "maximum delay of records out of order; less than the lateness"),
+    Option("silence", "share of users who never answer", parse=_share),
+    Option("poison", "unusable records, relative to the number of users", parse=_share),
     Option(
         "prefetching",
         "share of clients that show a whole slate without waiting for further decisions",
         parse=_share,
-        default=DEFAULTS.prefetching,
     ),
     port("metrics-port", "port of http://127.0.0.1:PORT/metrics; 0: any free port"),
     Option(
@@ -57,7 +60,7 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Write the arms, or run the traffic to its end and print a summary."""
-    settings = filled(TrafficSettings, options, look=options.look or DEFAULTS.look)
+    settings = filled(TrafficSettings, options)
     if options.write_arms is not None:
         _write_arms(settings, options.write_arms)
         return 0

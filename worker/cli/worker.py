@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
-from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.catalog import CATALOG
 from worker.cli.options.learning import LEARNING, LIMITS
-from worker.cli.options.parser import CommandSpec, Option, port
+from worker.cli.options.parser import CommandSpec, Option, defaulted, port
 from worker.cli.options.process import PROCESS, STARTING, process_settings
 from worker.cli.options.times import seconds_option
 from worker.errors import InputError
 from worker.kafka.settings import WorkerSettings
 from worker.stream.topology import Topics
 
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
-
-OPERATION = (
-    Option("group", "consumer group of all workers of these topics", default=_DEFAULTS["group"]),
+OPERATION = defaulted(
+    WorkerSettings,
+    Option("group", "consumer group of all workers of these topics"),
     seconds_option(
         "member-timeout",
         "time after which the partitions of a silent worker are assigned to others",
-        _DEFAULTS["member_timeout"],
         least=1_000,
         most=300_000,
     ),
-    seconds_option(
-        "progress-interval",
-        "time between two progress records of a partition",
-        _DEFAULTS["progress_interval"],
-        least=10,
-        most=60_000,
-    ),
-    Option("web-host", "address of /metrics, /livez and /readyz", default=_DEFAULTS["web_host"]),
+    seconds_option("progress-interval", "time between two progress records of a partition", least=10, most=60_000),
+    Option("web-host", "address of /metrics, /livez and /readyz"),
     port("web-port", "port of the web server; 0: any free port"),
     *PROCESS,
 )

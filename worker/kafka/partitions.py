@@ -68,7 +68,7 @@ class Partitions:
         self.progress: dict[int, int] = {}
         self.parameters = parameters
         report = partial(metrics.troubles.set, "clock")
-        self.clock = ComparedClock(settings.clock, most=settings.limits.max_ahead_ms, report=report, steady=steady)
+        self.clock = ComparedClock(settings.clock, most=settings.limits.max_ahead, report=report, steady=steady)
         self._topics = topics
         self._metrics = metrics
         self._know_versions = know_versions

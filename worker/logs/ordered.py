@@ -329,6 +329,6 @@ def _time(number: float | int) -> int | None:
 
 def _is_invalid(time: int, timestamp: int) -> bool:
     """Return whether the time of an arrival or click is far after its timestamp, or in seconds."""
-    if timestamp != NO_TIMESTAMP and time > timestamp + _LIMITS.max_ahead_ms:
+    if timestamp != NO_TIMESTAMP and time > timestamp + _LIMITS.max_ahead:
         return True
-    return timestamp - time > _LIMITS.max_behind_ms and time < timestamp // 500
+    return timestamp - time > _LIMITS.max_behind and time < timestamp // 500

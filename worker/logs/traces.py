@@ -32,8 +32,8 @@ UNLIMITED: Final = Limits(
     max_arm_id=MOST,
     max_exclude=MOST,
     max_norm=1.7e308,
-    max_ahead_ms=MOST,
-    max_behind_ms=MOST,
+    max_ahead=MOST,
+    max_behind=MOST,
 )
 
 

@@ -125,7 +125,7 @@ class Relearner:
                     self._arrival(entry, _limits(entry))  # not beyond the default limits
                 self._open(arrival, fitting, trace.first_decision)
         for entry, feedback in trace.clicks:
-            if feedback.occurred_at <= entry.timestamp + _limits(entry).max_ahead_ms:
+            if feedback.occurred_at <= entry.timestamp + _limits(entry).max_ahead:
                 self._fact(encode_event(fact_of(feedback)))
 
     def _arrival(self, entry: Entry, limits: Limits) -> Arrival:
@@ -257,4 +257,4 @@ class Relearner:
 
 def _limits(entry: Entry) -> Limits:
     """Return the default limits; without a timestamp, no time is too far ahead."""
-    return Limits() if entry.timestamp != NO_TIMESTAMP else replace(Limits(), max_ahead_ms=UNLIMITED.max_ahead_ms)
+    return Limits() if entry.timestamp != NO_TIMESTAMP else replace(Limits(), max_ahead=UNLIMITED.max_ahead)

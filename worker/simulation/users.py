@@ -337,7 +337,7 @@ def spoilt(kind: Reason, arrival: bytes, *, arm: str, horizon: int) -> tuple[Top
         case "norm":
             record["context"][0] = 2 * LARGEST_NUMBER
         case "future":
-            record["occurred_at"] += 60 * _LIMITS.max_ahead_ms
+            record["occurred_at"] += 60 * _LIMITS.max_ahead
         case "past":
             record["occurred_at"] //= 1_000  # seconds
         case "session-reused":

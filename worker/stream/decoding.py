@@ -176,7 +176,7 @@ class Limits:
     """Limits on records from outside, as the options of the commands have checked them.
 
     `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)]: ‖x‖² + 1 ≤ c_z².
-    `max_ahead_ms` bounds how far an event may lie after the timestamp of its record, and `max_behind_ms` how far before
+    `max_ahead` bounds how far an event may lie after the timestamp of its record, and `max_behind` how far before
     it, in addition to session timeout and lateness.
     """
 
@@ -185,8 +185,8 @@ class Limits:
     max_arm_id: int = 128
     max_exclude: int = 256
     max_norm: float = 1e3
-    max_ahead_ms: int = 60_000
-    max_behind_ms: int = 3_600_000
+    max_ahead: int = 60_000
+    max_behind: int = 3_600_000
 
 
 #: A function of time: the encoder of the features that are declared then.
@@ -326,13 +326,13 @@ def _check_identifier(text: str, most: int, path: str) -> None:
 def _check_time(occurred_at: int, timestamp: int, limits: Limits, grace: int) -> None:
     known, timestamp = timestamp >= 0, abs(timestamp)
     ahead = occurred_at - timestamp
-    if ahead > limits.max_ahead_ms:
+    if ahead > limits.max_ahead:
         unit = _looks_like(timestamp, {"microseconds": occurred_at // 1_000, "nanoseconds": occurred_at // 1_000_000})
-        raise Rejected("future", f"$.occurred_at is {ahead} ms after the record, more than {limits.max_ahead_ms}{unit}")
-    if known and -ahead > limits.max_behind_ms + grace:
+        raise Rejected("future", f"$.occurred_at is {ahead} ms after the record, more than {limits.max_ahead}{unit}")
+    if known and -ahead > limits.max_behind + grace:
         unit = _looks_like(timestamp, {"seconds": occurred_at * 1_000})
         raise Rejected(
-            "past", f"$.occurred_at is {-ahead} ms before the record, more than {limits.max_behind_ms + grace}{unit}"
+            "past", f"$.occurred_at is {-ahead} ms before the record, more than {limits.max_behind + grace}{unit}"
         )
 
 

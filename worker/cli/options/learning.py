@@ -6,7 +6,7 @@ Every field of `LearningSettings` but `tagged` is an option, and has its default
 from __future__ import annotations
 
 import argparse
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from typing import Any
 
 from worker.bandit import MODELS
@@ -14,7 +14,7 @@ from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.learning import AUTO
 from worker.bandit.policies import POLICIES, Fixed
-from worker.cli.options.parser import Option, count, filled, grouped, number
+from worker.cli.options.parser import Option, count, defaulted, grouped, number
 from worker.cli.options.times import time_option
 from worker.errors import InputError
 from worker.simulation.environments import LASTING
@@ -22,8 +22,6 @@ from worker.stream.decoding import MAX_FACT_LEAD, Limits
 from worker.stream.features import Feature, Features
 from worker.stream.settings import ANSWERS, CONTROLS, TAG, UNANSWERED, LearningSettings
 
-_DEFAULTS = {f.name: f.default for f in fields(LearningSettings) if f.default is not MISSING}
-_LIMITS = Limits()
 _SHARE = number(least=0, most=1)
 
 
@@ -101,27 +99,23 @@ _LEARNING = grouped(
         table=True,
     ),
 )
-LEARNING = tuple(replace(option, default=_DEFAULTS.get(option.attribute)) for option in _LEARNING)
+LEARNING = defaulted(LearningSettings, *_LEARNING)
 
-LIMITS = grouped(
+_LIMITS = grouped(
     "limits on input records",
-    count("max-record-bytes", "maximum size of a record, in bytes", _LIMITS.max_record_bytes),
-    Option(
-        "max-norm", "maximum norm of the vector of context and arm", parse=number(least=1), default=_LIMITS.max_norm
-    ),
-    count("max-exclude", "maximum number of excluded arms in an arrival", _LIMITS.max_exclude, least=0),
+    count("max-record-bytes", "maximum size of a record, in bytes"),
+    Option("max-norm", "maximum norm of the vector of context and arm", parse=number(least=1)),
+    count("max-exclude", "maximum number of excluded arms in an arrival", least=0),
     time_option(
         "max-ahead",
         "maximum lead of an event time over its record's timestamp and over the clock",
-        _LIMITS.max_ahead_ms,
         most=MAX_FACT_LEAD,  # the learner refuses events that are further ahead
     ),
     time_option(
-        "max-behind",
-        "maximum lag of an event time behind its record's timestamp, beyond session timeout and lateness",
-        _LIMITS.max_behind_ms,
+        "max-behind", "maximum lag of an event time behind its record's timestamp, beyond session timeout and lateness"
     ),
 )
+LIMITS = defaulted(Limits, *_LIMITS)
 
 
 def setting(name: str, **changes: Any) -> Option:
@@ -133,28 +127,19 @@ def setting(name: str, **changes: Any) -> Option:
     return replace(next(option for option in LEARNING if option.name == name), group="options", **changes)
 
 
-def with_defaults(defaults: object, *names: str) -> tuple[Option, ...]:
-    """Return the options of settings, with the defaults of another command."""
-    return tuple(setting(name, default=getattr(defaults, name.replace("-", "_"))) for name in names)
-
-
+#: The options of a simulated world; each command has its defaults.
+WORLD = (
+    Option("environment", "simulated world", choices=LASTING),
+    count("dim", "number d of context features"),
+    count("arms", "number K of arms"),
+    Option(
+        "stay",
+        "share of the users without a click who go on, multiplied by that of the arm",
+        parse=number(above=0, most=1),
+    ),
+    *map(setting, ("horizon", "repeats")),
+)
 SEED = count("seed", "random seed of the world and its users", 0, least=0)
-
-
-def world(defaults: Any) -> tuple[Option, ...]:
-    """Return the options of a world, with the defaults of a command."""
-    return (
-        Option("environment", "simulated world", choices=LASTING, default=defaults.environment),
-        count("dim", "number d of context features", defaults.dim),
-        count("arms", "number K of arms", defaults.arms),
-        Option(
-            "stay",
-            "share of the users without a click who go on, multiplied by that of the arm",
-            parse=number(above=0, most=1),
-            default=defaults.stay,
-        ),
-        *with_defaults(defaults, "horizon", "repeats"),
-    )
 
 
 def context_dim(options: argparse.Namespace) -> int | None:
@@ -186,8 +171,3 @@ def check_fixed(options: argparse.Namespace) -> None:
         raise InputError(
             "--order is for --policy fixed, and for a control group with --control fixed: other policies find an order"
         )
-
-
-def limits(options: argparse.Namespace) -> Limits:
-    """Return the limits of the options."""
-    return filled(Limits, options, max_ahead_ms=options.max_ahead, max_behind_ms=options.max_behind)

@@ -14,7 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from configparser import ConfigParser
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
@@ -81,9 +81,7 @@ class Option:
             return []
         if self.flag:
             return ["on" if self.default else "off"]
-        if isinstance(self.default, tuple):
-            return [*map(str, self.default)] if self.repeatable else [",".join(map(str, self.default))]
-        return [self.show(self.default)]
+        return [*map(str, self.default)] if self.repeatable else [self.show(self.default)]
 
 
 JSON = Option("json", "file for the result as JSON, or - for standard output", metavar="FILE")
@@ -93,6 +91,12 @@ CONFIG = Option("config", "TOML file with options of the same names", metavar="F
 def grouped(title: str, *options: Option) -> tuple[Option, ...]:
     """Return the options under a common heading in the help."""
     return tuple(replace(option, group=title) for option in options)
+
+
+def defaulted(settings: type, *options: Option) -> tuple[Option, ...]:
+    """Return the options with the defaults of the fields that they fill, where these settings have such fields."""
+    defaults = {f.name: f.default for f in fields(settings) if f.default is not MISSING}
+    return tuple(replace(option, default=defaults.get(option.attribute, option.default)) for option in options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 from worker.cli import log_format
 from worker.cli.options.brokers import secret
 from worker.cli.options.catalog import read_arms
-from worker.cli.options.learning import check_fixed, context_dim, declared_ads, limits
-from worker.cli.options.parser import Option, Settings, count, filled, grouped, number, port
+from worker.cli.options.learning import check_fixed, context_dim, declared_ads
+from worker.cli.options.parser import Option, Settings, count, defaulted, filled, grouped, number, port
 from worker.cli.options.target import read_version
 from worker.cli.options.times import seconds_option
 from worker.errors import InputError
@@ -26,6 +25,7 @@ from worker.runtime.clock import clock_of
 from worker.runtime.process import command
 from worker.runtime.settings import ProcessSettings
 from worker.secret import Secret
+from worker.stream.decoding import Limits
 from worker.stream.feedback import token_secret
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings, check_order
@@ -44,15 +44,10 @@ LOG = (
     Option("log-level", "lowest level in the log", choices=log_format.LEVELS, default="info"),
 )
 
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(ProcessSettings)}
-
 #: Options of a process that answers arrivals, `worker` or `serve`.
-PROCESS = (
-    count(
-        "max-open-sessions",
-        "maximum sessions in memory; further arrivals get fallback ads",
-        _DEFAULTS["max_open_sessions"],
-    ),
+PROCESS = defaulted(
+    ProcessSettings,
+    count("max-open-sessions", "maximum sessions in memory; further arrivals get fallback ads"),
     Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
     Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
     *LOG,
@@ -75,7 +70,7 @@ def process_settings(
         learning=filled(LearningSettings, options, dim=dim or 1),
         dim=dim,
         arms=arms,
-        limits=limits(options),
+        limits=filled(Limits, options),
         secret=None if signing is None else token_secret(signing),
         start=start_of(options),
         clock=clock_of(os.environ.get(CLOCK)),
@@ -88,13 +83,11 @@ def process_settings(
 
 # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_HTTP = HttpSettings()
-
-HTTP = grouped(
+_HTTP = grouped(
     "HTTP",
-    Option("host", "address to listen on", default=_HTTP.host),
-    port("port", "port to listen on; 0: a free one", _HTTP.port),
-    seconds_option("deadline", "longest wait for a decision; then fallback ads come", _HTTP.deadline, least=1),
+    Option("host", "address to listen on"),
+    port("port", "port to listen on; 0: a free one"),
+    seconds_option("deadline", "longest wait for a decision; then fallback ads come", least=1),
     Option(
         "api-keys",
         "file with a name and a key on each line; requests need one of the keys (default: none)",
@@ -108,12 +101,9 @@ HTTP = grouped(
         metavar="NAME",
     ),
     count("max-sessions-per-key", "most sessions that a key may open in a minute (default: no limit)"),
-    count(
-        "max-connections",
-        "most connections; one more closes the one without an answer for longest",
-        _HTTP.max_connections,
-    ),
+    count("max-connections", "most connections; one more closes the one without an answer for longest"),
 )
+HTTP = defaulted(HttpSettings, *_HTTP)
 
 
 def http_settings(options: argparse.Namespace) -> HttpSettings:

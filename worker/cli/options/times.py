@@ -51,7 +51,7 @@ def time_option(
 
 
 def seconds_option(
-    name: str, help: str, default: float, *, least: int | None = None, most: int | None = None
+    name: str, help: str, default: float | None = None, *, least: int | None = None, most: int | None = None
 ) -> Option:
     """Return an option for a duration in seconds; its bounds are in milliseconds."""
     option = time_option(name, help, least=least, most=most)
