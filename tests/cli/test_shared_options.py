@@ -159,7 +159,7 @@ def test_brokers_are_separated_by_commas() -> None:
             "worker",
             ("connection", "topics", "learner", "learning", "arms", "start", "limits", "secret", "clock"),
         ),
-        (Limits, "worker", ("max_ahead", "max_behind", "max_session_id", "max_arm_id")),
+        (Limits, "worker", ("max_session_id", "max_arm_id")),
         (HttpSettings, "serve", ("keys", "allowed_hosts", "request_timeout")),
         (DemoSettings, "demo", FIXED_IN_DEMO),
         (ExperimentSettings, "simulate", ()),

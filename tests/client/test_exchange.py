@@ -78,7 +78,7 @@ class Schedule:
 def test_every_request_ends_and_leaves_nothing_behind(steps: list[tuple[str, Any, Any]]) -> None:
     async def run() -> None:
         schedule = Schedule()
-        await schedule.exchange.start()
+        await schedule.transport.start(schedule.exchange.receive)
         async with asyncio.timeout(300):
             for step in steps:
                 await schedule.step(*step)

@@ -69,7 +69,7 @@ class Gateway:
 async def gateway_on(transport: FakeTransport | None = None, **settings: Any) -> AsyncIterator[Gateway]:
     gateway = Gateway(transport or FakeTransport(answers=SLATE), **settings)
     gateway.service.adopt(parameters())
-    await gateway.exchange.start()
+    await gateway.transport.start(gateway.exchange.receive)
     yield gateway
 
 
@@ -300,7 +300,7 @@ def test_newer_versions_are_adopted_and_older_ones_and_garbage_are_not() -> None
 
 async def test_it_is_ready_when_parameters_are_published_and_the_brokers_can_be_reached() -> None:
     gateway = Gateway(FakeTransport(answers=SLATE))
-    await gateway.exchange.start()
+    await gateway.transport.start(gateway.exchange.receive)
     assert "no parameters" in str(gateway.service.ready())
     for attempt in (gateway.arrive(), gateway.feedback(1, "cap")):
         with pytest.raises(UnavailableError, match="no parameters"):

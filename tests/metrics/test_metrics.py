@@ -169,7 +169,7 @@ def test_the_accounts_balance_after_disorder_duplicates_and_poison(ran):
     assert {labels[0][1] for labels in found["adcascade_accounting_imbalance"]} == set(IDENTITIES)
     assert total(metrics, "adcascade_accounting_imbalance") == 0
     dead = {labels[0][1]: value for labels, value in found["adcascade_dead_letters_total"].items() if value}
-    assert dead == demo.dead_letters
+    assert dead == demo.embedded.tally.dead
     assert set(dead) <= set(DEAD_LETTER_REASONS)
     classes = found["adcascade_feedback_total"], found["adcascade_arrivals_classified_total"]
     assert sum(dead.values()) == sum(by_class[("class", "dead"),] for by_class in classes)

@@ -65,7 +65,7 @@ def test_the_accounts_balance_after_every_second_of_an_untidy_run():
 
 def test_poison_of_every_kind_becomes_dead_letters_and_does_not_change_the_parameters():
     poisoned = finish(Demo(DemoSettings(users=60, episodes=3), habits=Habits(poison=1.0)))
-    assert set(poisoned.dead_letters) >= set(KINDS)
+    assert set(poisoned.embedded.tally.dead) >= set(KINDS)
     clean = finish(Demo(DemoSettings(users=60, episodes=3), habits=Habits(poison=0.0)))
     assert poisoned.parameters.sha256 == clean.parameters.sha256
 

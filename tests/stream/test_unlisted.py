@@ -16,7 +16,7 @@ from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import LONGEST_VALUE, MOST_VALUES, OFTEN, Record, Unlisted
-from worker.web.status import StatusDocument
+from worker.web.status import status_routes
 
 DECLARED = Features.of_table(
     {"context": {"member": "boolean", "device": ["mobile", "desktop"], "country": {"hashed": 4}}}
@@ -66,7 +66,7 @@ def test_the_trouble_names_the_feature_and_the_status_page_the_values_that_come_
     assert line.startswith("unlisted-values: ")
     assert "the feature device" in line
     assert "watch" not in line
-    document = StatusDocument(metrics, "serve", lambda: None, None).json()
+    document = status_routes(metrics)["/status.json"]({}).body
     values = [[("watch" * 100)[:LONGEST_VALUE], OFTEN]]
     assert orjson.loads(document)["unlisted"] == [{"feature": "device", "count": 39, "values": values}]
     assert b"someone" not in document

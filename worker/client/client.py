@@ -60,7 +60,7 @@ class Client:
         self._now: Callable[[], int] = wall_clock
 
     async def __aenter__(self) -> Client:
-        await self._exchange.start()
+        await self._exchange.transport.start(self._exchange.receive)
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -99,10 +99,6 @@ class Exchange:
         self._sessions: dict[bytes, _Session] = {}  # in the order in which they became known
         self._unacknowledged: set[asyncio.Future[None]] = set()
 
-    async def start(self) -> None:
-        """Connect."""
-        await self.transport.start(self.receive)
-
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def arrive(self, record: Keyed, request: bytes, deadline: float) -> Known | None:

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeAlias
 
@@ -61,7 +60,6 @@ class KafkaTransport:
     ) -> None:
         self._connection, self._topics = connection, topics
         self._delivery_timeout, self._refresh = delivery_timeout, refresh
-        self._names = {"arrivals": topics.arrivals, "clicks": topics.clicks}
         self._receive: Receive = lambda _: None
         self._loop: asyncio.AbstractEventLoop
         self._producer: Producer
@@ -105,7 +103,7 @@ class KafkaTransport:
                 queue_buffering_max_kbytes=64 << 10,
             )
         )
-        for topic in self._names.values():  # so that the first record does not wait for it
+        for topic in topics.inputs:  # so that the first record does not wait for it
             self._producer.list_topics(topic, timeout=_ANSWER_TIMEOUT)
 
     async def stop(self) -> None:
@@ -126,7 +124,7 @@ class KafkaTransport:
             if self._stopping.is_set():
                 raise RuntimeError("the client is closed")
             self._producer.produce(
-                self._names[record.topic],
+                getattr(self._topics, record.topic),
                 record.value,
                 record.key,
                 on_delivery=lambda error, _: self._reports.append((sent, error)),  # in the thread
@@ -165,7 +163,8 @@ class KafkaTransport:
             if decisions or self._reports:
                 self._polls.append((decisions, self._reports))
                 self._reports = []
-                self._in_loop(self._on_poll)
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._on_poll)
         self._reader.close()
         self._producer.close()
 
@@ -181,10 +180,6 @@ class KafkaTransport:
         self._producer.poll(pause)
         return []
 
-    def _in_loop(self, function: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(function)
-
     # ── the brokers, in the loop ─────────────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
@@ -196,17 +191,13 @@ class KafkaTransport:
             try:
                 with readable_errors(self._connection):
                     await asyncio.wrap_future(admin.describe_cluster(request_timeout=_ANSWER_TIMEOUT))
+                trouble = None
+                self._connection.errors.clear()
             except FailedError as error:
-                self._report(str(error))
-            else:
-                self._report(None)
-
-    def _report(self, trouble: str | None) -> None:
-        if trouble is None:
-            self._connection.errors.clear()
-        if (trouble is None) != (self.trouble is None):
-            log.warning(trouble or "the brokers can be reached again")
-        self.trouble = trouble
+                trouble = str(error)
+            if (trouble is None) != (self.trouble is None):
+                log.warning(trouble or "the brokers can be reached again")
+            self.trouble = trouble
 
 
 def _fail(sent: asyncio.Future[None], error: Exception) -> None:

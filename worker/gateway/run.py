@@ -53,7 +53,7 @@ async def run_gateway(settings: GatewaySettings) -> None:
     registry.register(Series(GATEWAY_CATALOGUE, lambda: service))
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     with stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
-        await service.exchange.start()
+        await transport.start(service.exchange.receive)
         following = asyncio.create_task(VersionReader(connection, topics, service.take).run())
         try:
             async with http_server(service, settings.http, registry=registry) as url:

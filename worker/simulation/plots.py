@@ -177,16 +177,9 @@ def rendered(figure: Figure, path: str) -> bytes:
 
 def _plain_numbers(*scales: Axis) -> None:
     """Mark 1, 2, 5, 10 … on a logarithmic scale, and write 0.2, not 2 × 10⁻¹."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     for scale in scales:
         scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        scale.set_major_formatter("{x:g}")
         scale.set_minor_formatter(NullFormatter())
-
-
-def whole_numbers(scale: Axis) -> None:
-    """Mark whole numbers only."""
-    from matplotlib.ticker import MaxNLocator
-
-    scale.set_major_locator(MaxNLocator(integer=True))

@@ -150,7 +150,7 @@ def columns(windows: Sequence[Window]) -> dict[str, list[Any]]:
         "explored": [episode.explored for episode in episodes],
         "bound": [episode.regret_bound for episode in episodes],
         "posterior": [episode.regret_posterior for episode in episodes],
-        "pseudo": [_pseudo_regret([window]) for window in windows],
+        "pseudo": [_pseudo_regret(window) for window in windows],
         "oracle": [window.oracle for window in windows],
     }
 
@@ -169,7 +169,7 @@ def recent(windows: Sequence[Window]) -> dict[str, Any]:
         "explored": math.fsum(episode.explored for episode in episodes),
         "bound": _per_session([(episode.regret_bound, episode.sessions) for episode in episodes]),
         "posterior": _per_session([(episode.regret_posterior, episode.sessions) for episode in episodes]),
-        "pseudo": _pseudo_regret(windows),
+        "pseudo": _per_session([(_pseudo_regret(window), window.episode.sessions) for window in windows]),
         "served_share": _ratio(served, math.fsum(window.oracle or 0.0 for window in windows)),
     }
 
@@ -179,13 +179,10 @@ def _per_session(regrets: Sequence[tuple[float | None, int]]) -> float | None:
     return _ratio(math.fsum(regret * sessions for regret, sessions in known), sum(sessions for _, sessions in known))
 
 
-def _pseudo_regret(windows: Sequence[Window]) -> float | None:
-    known = [
-        (one.oracle - one.served, one.episode.sessions)
-        for one in windows
-        if one.oracle is not None and one.served is not None
-    ]
-    return _ratio(math.fsum(loss for loss, _ in known), sum(sessions for _, sessions in known))
+def _pseudo_regret(window: Window) -> float | None:
+    if window.oracle is None or window.served is None:
+        return None
+    return _ratio(window.oracle - window.served, window.episode.sessions)
 
 
 def lately(snapshot: Snapshot) -> dict[str, Any]:

@@ -7,7 +7,7 @@ half a second. The page loads nothing from elsewhere, and its headers forbid tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from time import monotonic
 from typing import Any, Final
@@ -59,85 +59,62 @@ def status_routes(
     >>> sorted(status_routes(Metrics()))
     ['/', '/charts.js', '/icon.svg', '/status.css', '/status.js', '/status.json']
     """
-    status = StatusDocument(metrics, runner, unready, clock)
-    return {
-        **{path: page_of_file("worker.web", *found) for path, found in FILES.items()},
-        "/status.json": lambda _: Page(body=status.json(), kind="application/json", headers=BROWSER_HEADERS),
-    }
+    started, lock = monotonic(), Lock()
+    answer, answered = b"", -math.inf
 
-
-class StatusDocument:
-    """The content of /status.json, made at most once per `FRESH` seconds."""
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        runner: str,
-        unready: Callable[[], str | None],
-        clock: Callable[[], int] | None,
-    ) -> None:
-        self._metrics, self._runner, self._unready, self._clock = metrics, runner, unready, clock
-        self._started = monotonic()
-        self._lock = Lock()
-        self._answer, self._answered = b"", -math.inf
-
-    def json(self) -> bytes:
-        """Return the document; non-finite numbers become null."""
-        with self._lock:
+    def status(_: Mapping[str, str]) -> Page:
+        nonlocal answer, answered
+        with lock:
             now = monotonic()
-            if now - self._answered >= FRESH:
-                self._answer, self._answered = orjson.dumps(self._document(now)), now
-            return self._answer
+            if now - answered >= FRESH:
+                snapshot = metrics.snapshot()
+                time = clock() if clock else snapshot.now.time
+                known = document(snapshot, time, unready()) | {"runner": runner, "uptime": round(now - started, 3)}
+                answer, answered = orjson.dumps(known), now
+            return Page(body=answer, kind="application/json", headers=BROWSER_HEADERS)
 
-    def _document(self, now: float) -> dict[str, Any]:
-        snapshot, unready = self._metrics.snapshot(), self._unready()
-        time = self._clock() if self._clock else snapshot.now.time
-        tally, numbers = snapshot.now.tally, snapshot.numbers
-        return {
-            "name": f"adcascade {__version__}",
-            "runner": self._runner,
-            "simulated": "pseudo_regret" in numbers,
-            "time": time or None,
-            "uptime": round(now - self._started, 3),
-            "counters": {
-                "arrivals": tally.arrivals,
-                "feedback": tally.feedback,
-                "decisions": tally.decisions.total(),
-            },
-            "problems": problems(snapshot, unready),
-            "lag": snapshot.lag,
-            "dead": {reason: count for reason, count in tally.dead.most_common() if count},
-            "balances": snapshot.imbalance,
-            "sessions": {"open": tally.open_sessions},
-            "learning": {
-                "here": bool(numbers.get("learning", 0.0)),
-                "windows": int(numbers["episodes_closed"]),
-                "rejected": int(numbers["rejected_folds"]),
-                "late": int(numbers["late_records"]),
-                "late_feedback": tally.late + tally.outside,
-                "unknown_feedback": tally.unknown,
-            },
-            "unlisted": [
-                {"feature": name, "count": count, "values": tally.unlisted.frequent(name)}
-                for name, count in tally.unlisted.features.most_common()
-            ],
-            "ads": None if snapshot.parameters is None else best_and_worst(snapshot.parameters, MOST_ADS),
-            **short(self._figures(snapshot, time)),
-        }
+    return {**{path: page_of_file("worker.web", *found) for path, found in FILES.items()}, "/status.json": status}
 
-    def _figures(self, snapshot: Snapshot, time: int) -> dict[str, Any]:
-        parameters, users = snapshot.parameters, snapshot.contexts
-        return {
-            "lately": lately(snapshot),
-            "recent": recent(snapshot.windows[-RECENT_WINDOWS:]),
-            "windows": columns(snapshot.windows),
-            "positions": positions(snapshot),
-            "parameters": version(snapshot, time),
-            "lift": lift(parameters),
-            "arms": [] if parameters is None else top_arms(parameters, users),
-            "calibration": calibration(snapshot),
-            "users": len(users),
-        }
+
+def document(snapshot: Snapshot, time: int, unready: str | None) -> dict[str, Any]:
+    """Return what the page shows at a time; orjson turns non-finite numbers into null."""
+    tally, numbers, parameters, users = snapshot.now.tally, snapshot.numbers, snapshot.parameters, snapshot.contexts
+    figures = {
+        "lately": lately(snapshot),
+        "recent": recent(snapshot.windows[-RECENT_WINDOWS:]),
+        "windows": columns(snapshot.windows),
+        "positions": positions(snapshot),
+        "parameters": version(snapshot, time),
+        "lift": lift(parameters),
+        "arms": [] if parameters is None else top_arms(parameters, users),
+        "calibration": calibration(snapshot),
+        "users": len(users),
+    }
+    return {
+        "name": f"adcascade {__version__}",
+        "simulated": "pseudo_regret" in numbers,
+        "time": time or None,
+        "counters": {"arrivals": tally.arrivals, "feedback": tally.feedback, "decisions": tally.decisions.total()},
+        "problems": problems(snapshot, unready),
+        "lag": snapshot.lag,
+        "dead": {reason: count for reason, count in tally.dead.most_common() if count},
+        "balances": snapshot.imbalance,
+        "sessions": {"open": tally.open_sessions},
+        "learning": {
+            "here": bool(numbers.get("learning", 0.0)),
+            "windows": int(numbers["episodes_closed"]),
+            "rejected": int(numbers["rejected_folds"]),
+            "late": int(numbers["late_records"]),
+            "late_feedback": tally.late + tally.outside,
+            "unknown_feedback": tally.unknown,
+        },
+        "unlisted": [
+            {"feature": name, "count": count, "values": tally.unlisted.frequent(name)}
+            for name, count in tally.unlisted.features.most_common()
+        ],
+        "ads": None if parameters is None else best_and_worst(parameters, MOST_ADS),
+        **short(figures),
+    }
 
 
 def short(value: Any) -> Any:

@@ -27,20 +27,11 @@ LoadAll: TypeAlias = Callable[[], Iterable[CommandSpec]]
 
 #: Variables with our prefix that are no options: of the tests, and of deploy/kafka/broker.
 OTHER_VARIABLES: Final = frozenset(
-    {
-        "ADCASCADE_FUZZ",
-        "ADCASCADE_FUZZED_REQUESTS",
-        "ADCASCADE_FUZZ_SEED",
-        "ADCASCADE_HOSTILE",
-        "ADCASCADE_HOSTILE_ONLY",
-        "ADCASCADE_HOSTILE_SEED",
-        "ADCASCADE_KAFKA_CACHE",
-        "ADCASCADE_KILLS",
-        "ADCASCADE_SCHEDULES",
-        "ADCASCADE_TEST_CLOCK",
-        "ADCASCADE_TEST_KAFKA",
-        "ADCASCADE_THOROUGH",
-    }
+    PREFIX + name
+    for name in (
+        *("FUZZ", "FUZZED_REQUESTS", "FUZZ_SEED", "HOSTILE", "HOSTILE_ONLY", "HOSTILE_SEED", "KAFKA_CACHE", "KILLS"),
+        *("SCHEDULES", "TEST_CLOCK", "TEST_KAFKA", "THOROUGH"),
+    )
 )
 
 # Kubernetes adds variables for a service, such as ADCASCADE_SERVICE_HOST and ADCASCADE_PORT=tcp://10.0.0.1:80.

@@ -14,7 +14,7 @@ from worker.bandit.arrays import Floats
 from worker.simulation.demo.ledger import Row, totals
 from worker.simulation.demo.run import Demo, FinishedRun
 from worker.simulation.demo.summary import has_budget, heads
-from worker.simulation.plots import LOOKS, drawing, rendered, whole_numbers
+from worker.simulation.plots import LOOKS, drawing, rendered
 from worker.simulation.world import true_heads
 from worker.simulation.worth import tenths
 
@@ -94,7 +94,7 @@ def revenue(demo: Demo, other: FinishedRun | None) -> bytes:
             _at_the_end(axes, totals(tenths(other.rows)[1]).worth.share, OTHER)
         axes.plot(*_series(demo, _share), label=_name(demo), color=_colour(demo), linewidth=1.8)
         axes.set(title="Revenue per episode", xlabel="episode t", ylabel="share of the oracle's revenue")
-        _percent(axes)
+        axes.yaxis.set_major_formatter("{x:.0%}")
         axes.legend(loc="lower right", ncols=4)
         return rendered(figure, FILE)
 
@@ -111,7 +111,7 @@ def exploration(demo: Demo, other: FinishedRun | None) -> bytes:
             axes.plot(*allowed, label="budget M / N", color=DARK, linewidth=1.2)
         axes.set(title="Sessions that explored", xlabel="episode t", ylabel="share of the sessions")
         axes.set_ylim(0, min(1.02, 1.15 * max(0.1, float(explored.max()))))
-        _percent(axes)
+        axes.yaxis.set_major_formatter("{x:.0%}")
         axes.legend(loc="upper right")
         return rendered(figure, FILE)
 
@@ -178,7 +178,7 @@ def _series(run: Demo | FinishedRun, number: Callable[[Row], float]) -> tuple[Fl
 def _episode_axis(axes: Axes, demo: Demo) -> None:
     """Set up the axis of episodes and mark the warm-up."""
     axes.set_xlim(0.5, demo.rows[-1].index + 1.5)
-    whole_numbers(axes.xaxis)
+    axes.locator_params(axis="x", integer=True)
     learning = demo.learning
     if not learning.warmup:
         return
@@ -194,7 +194,3 @@ def _at_the_end(axes: Axes, share: float, colour: str) -> None:
     """Write a share at its height to the right of the axes."""
     place: Any = ("axes fraction", "data")
     axes.annotate(f"{share:.0%}", (1.005, share), xycoords=place, fontsize=8, color=colour, va="center")
-
-
-def _percent(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -168,11 +168,6 @@ class Demo:
         """The newest version."""
         return self.embedded.versions.newest
 
-    @property
-    def dead_letters(self) -> dict[str, int]:
-        """Dead letters by reason, the most frequent first."""
-        return dict(sorted(self.embedded.tally.dead.items(), key=lambda item: (-item[1], item[0])))
-
 
 # ── the same users, served by the additive model ─────────────────────────────────────────────────────────────────────
 

@@ -54,7 +54,7 @@ def summary(demo: Demo, other: FinishedRun | None = None) -> dict[str, Any]:
         "sha256": demo.parameters.sha256,
         "observations": demo.parameters.observations,
         "records": {name: getattr(tally, name) for name in ("arrivals", "repeated", "feedback", "redundant")},
-        "dead_letters": demo.dead_letters,
+        "dead_letters": dict(sorted(tally.dead.items(), key=lambda item: (-item[1], item[0]))),
         "imbalances": {name: value for name, value in off.items() if value},
         "settings": asdict(demo.settings),
         "version": __version__,

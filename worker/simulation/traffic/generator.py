@@ -70,7 +70,7 @@ class Counts:
     """Counts of the traffic.
 
     records : sent, by topic; second copies and poison included
-    decided, undecided : sessions that got their first decision, or did not in time
+    decided : sessions that got their first decision
     forsaken : sessions that got no later decision in time
     decisions, others : decisions that a user waited for; repeated, foreign and undecodable ones
     """
@@ -78,7 +78,6 @@ class Counts:
     records: dict[str, int] = field(default_factory=lambda: {"arrivals": 0, "clicks": 0})
     sessions: int = 0
     decided: int = 0
-    undecided: int = 0
     forsaken: int = 0
     decisions: int = 0
     others: int = 0
@@ -229,10 +228,7 @@ class Traffic:
             if waiting.since >= gone * NANOSECONDS:
                 break
             del self._waiting[session_id]
-            if waiting.position == 1:
-                self.counts.undecided += 1
-            else:
-                self.counts.forsaken += 1
+            self.counts.forsaken += waiting.position > 1
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
