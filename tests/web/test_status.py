@@ -79,7 +79,7 @@ def test_the_document_matches_the_run(ran):
     assert windows["pseudo"] == pytest.approx(per_session, rel=1e-3, abs=1e-9)
     assert shown["parameters"]["budget"] == pytest.approx(exploration_share(demo.parameters), rel=1e-4)
     assert shown["counters"]["decisions"] == demo.embedded.tally.decisions.total()
-    assert shown["dead"] == demo.dead_letters
+    assert shown["dead"] == demo.embedded.tally.dead
     assert shown["parameters"]["version"] == demo.parameters.version
     assert shown["simulated"] is True
     assert shown["learning"]["windows"] == len(demo.rows)
