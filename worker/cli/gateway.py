@@ -25,21 +25,16 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> None:
     """Serve until a signal."""
-    from worker.gateway.run import GatewaySettings, check_topics, run_gateway
+    from worker.gateway.run import run_gateway
+    from worker.kafka.clients import partition_counts
 
-    reached = connection(options)
-    settings = filled(
-        GatewaySettings,
-        options,
-        connection=reached,
-        topics=Topics(options.prefix),
-        http=http_settings(options),
-        limits=filled(Limits, options),
-    )
-    check_topics(settings)  # before there is a log, so that an error is one line
+    reached, topics = connection(options), Topics(options.prefix)
+    http, limits, most = http_settings(options), filled(Limits, options), options.max_remembered_sessions
+    # Before there is a log, so that an error is one line.
+    partition_counts(reached, topics.parameters, topics.arrivals, topics.clicks, topics.decisions)
     collect_garbage_rarely()  # a search among a hundred thousand remembered sessions takes as long as some answers may
     log_format.configure(format=options.log_format, level=options.log_level, secrets=reached.secrets)
-    asyncio.run(run_gateway(settings))
+    asyncio.run(run_gateway(reached, topics, http=http, limits=limits, max_remembered_sessions=most))
 
 
 COMMAND = CommandSpec(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -15,7 +14,6 @@ from worker.console import stops_on_signals
 from worker.gateway.service import KafkaAdService
 from worker.http.server import http_server
 from worker.http.settings import HttpSettings
-from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import VersionReader
 from worker.metrics.exposition import Series, counter, gauge
@@ -25,30 +23,12 @@ from worker.stream.topology import Topics
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
-    """The settings of a gateway."""
-
-    connection: Connection
-    topics: Topics
-    http: HttpSettings
-    limits: Limits
-    max_remembered_sessions: int
-
-
-def check_topics(settings: GatewaySettings) -> None:
-    """Raise `FailedError` if no broker can be reached, or if a topic is missing."""
-    topics = settings.topics
-    partition_counts(settings.connection, topics.parameters, topics.arrivals, topics.clicks, topics.decisions)
-
-
-async def run_gateway(settings: GatewaySettings) -> None:
+async def run_gateway(
+    connection: Connection, topics: Topics, *, http: HttpSettings, limits: Limits, max_remembered_sessions: int
+) -> None:
     """Serve until a signal. Raises `FailedError` if Kafka or the port cannot be used at the start."""
-    connection, topics = settings.connection, settings.topics
     transport = KafkaTransport(connection, topics)
-    service = KafkaAdService(
-        Exchange(transport, remember=settings.max_remembered_sessions, seconds=60.0, others=True), settings.limits
-    )
+    service = KafkaAdService(Exchange(transport, remember=max_remembered_sessions, seconds=60.0, others=True), limits)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Series(GATEWAY_CATALOGUE, lambda: service))
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -56,7 +36,7 @@ async def run_gateway(settings: GatewaySettings) -> None:
         await transport.start(service.exchange.receive)
         following = asyncio.create_task(VersionReader(connection, topics, service.take).run())
         try:
-            async with http_server(service, settings.http, registry=registry) as url:
+            async with http_server(service, http, registry=registry) as url:
                 brokers = ",".join(connection.servers)
                 message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
                 log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})

@@ -233,8 +233,10 @@ class ServeRunner:
             if topic == TOPICS.arrivals:
                 at = known.arrived_at if type(known) is Session else arriving.setdefault(session_id, now)
             elif known is None and session_id not in arriving:
-                waiting.error = self._absent(session_id, now)
-                self._count_absent(waiting.error)
+                waiting.error = absent = self._absent(session_id, now)
+                tally = Tally(feedback=1, late=int(absent.over), unknown=int(not absent.over))
+                tally.troubles.add("late-feedback", str(absent).partition(";")[0])
+                self._metrics.add(tally)
                 continue
             waiting.offset = self._store.next_offset(topic)
             key = session_id.encode("utf-8", errors="replace")
@@ -259,11 +261,6 @@ class ServeRunner:
         late, timeout = (now - deleted + settings.lateness) / 1000, settings.session_timeout / 1000
         since = f"feedback counts until {timeout:g} s after the arrival, and this comes at least {late:,.0f} s too late"
         return UnknownSessionError(f"{since}; a longer --session-timeout of the server allows it", over=True)
-
-    def _count_absent(self, error: UnknownSessionError) -> None:
-        tally = Tally(feedback=1, late=int(error.over), unknown=int(not error.over))
-        tally.troubles.add("late-feedback", str(error).partition(";")[0])
-        self._metrics.add(tally)
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
