@@ -10,6 +10,7 @@ import hashlib
 import os
 from base64 import b64decode
 from binascii import Error as Base64Error
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -113,8 +114,8 @@ class SessionQuota:
     """The sessions that a key may open in a minute.
 
     >>> now = [0.0]
-    >>> quota = SessionQuota(2, clock=lambda: now[0])
-    >>> quota.take("web", 2)
+    >>> quota = SessionQuota(1, clock=lambda: now[0])
+    >>> quota.take("web")
     >>> try:
     ...     quota.take("web")
     ... except ProblemError as error:
@@ -128,18 +129,17 @@ class SessionQuota:
         self._most = most
         self._clock = clock
         self._began = clock()
-        self._taken: dict[str, int] = {}
+        self._taken: Counter[str] = Counter()
 
-    def take(self, name: str, sessions: int = 1) -> None:
-        """Count sessions of a key; raise `ProblemError` if it may open no more now."""
+    def take(self, name: str) -> None:
+        """Count a session of a key; raise `ProblemError` if it may open no more now."""
         if self._most is None:
             return
         now = self._clock()
         if now - self._began >= PERIOD:
-            self._began, self._taken = now, {}
-        taken = self._taken.get(name, 0)
-        if taken + sessions > self._most:
+            self._began, self._taken = now, Counter()
+        if self._taken[name] >= self._most:
             wait = ceil(self._began + PERIOD - now)
             detail = f"{self._most} sessions a minute"
             raise ProblemError("too-many-sessions", detail, {"Retry-After": str(max(1, wait))})
-        self._taken[name] = taken + sessions
+        self._taken[name] += 1
