@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints, sigmoid
+from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.click_model import ClickModel, Fit, Observations
 from worker.bandit.estimators import MOST_STEPS, ByArm, Coefficients, estimate, evidence
 from worker.errors import EstimationError
@@ -131,22 +131,6 @@ CERTAIN: Final = 6.0
 #: Of a Newton step in posterior standard deviations, squared: what is left of the evidence is far below rounding.
 TOLERANCE: Final = 1e-18
 MOST_HALVINGS: Final = 40
-
-
-def with_evidence(doubts: Floats, shown: Ints, evidence: Floats) -> Floats:
-    """Return doubts (K,) after a window, with the evidence of each arm shown for being new against being as known.
-
-    >>> with_evidence(np.array([0.0, 5.0, 5.0]), np.array([0, 1]), np.array([-5.0, 2.0])).round(3).tolist()
-    [0.007, 7.001, 5.0]
-    """
-    after = doubts.copy()
-    after[shown] = np.logaddexp(0, doubts[shown] + evidence)
-    return after
-
-
-def changed_arms(doubts: Floats, reluctance: float) -> Ints:
-    """Return the arms that have changed: the indices of doubts (K,) that are certain; `reluctance` may ask for more."""
-    return np.flatnonzero(doubts > max(CERTAIN, reluctance) + np.log(len(doubts)))
 
 
 class _Point(NamedTuple):

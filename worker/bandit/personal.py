@@ -27,7 +27,7 @@ from worker.bandit.click_model import ClickModel, Described, Observations, arm_f
 from worker.bandit.estimators import ByArm, Coefficients
 from worker.bandit.groups import INTERCEPT_PRECISION, Groups, bounded_strengths, known_or, own_prior, shared_prior
 from worker.bandit.hierarchy import Hierarchy
-from worker.bandit.learning import LinearModel, Windows, changed_arms, with_evidence
+from worker.bandit.learning import CERTAIN, LinearModel, Windows
 from worker.errors import InputError
 
 EVIDENCE_STEPS = 2
@@ -301,8 +301,9 @@ class PersonalModel(LinearModel):
         centres, covariances = precision.coefficients(self.shared, np.zeros(self.own.shape)), precision.new_covariances
         as_new = window.evidence(centres[shown], covariances[shown] if len(covariances) > 1 else covariances)
         as_known = window.evidence(self.heads_of_arms[shown], precision.covariances[shown])
-        doubts = with_evidence(self.doubts, shown, as_new - as_known)
-        changed = changed_arms(doubts, reluctance)
+        doubts = self.doubts.copy()
+        doubts[shown] = np.logaddexp(0, doubts[shown] + (as_new - as_known))
+        changed = np.flatnonzero(doubts > max(CERTAIN, reluctance) + np.log(len(doubts)))
         if not len(changed):
             return replace(self, doubts=doubts), ()
         own = self.own.copy()

@@ -91,11 +91,9 @@ def encode_line(record: Record, headers: Headers = ()) -> bytes:
         line["ts"] = record.timestamp
     if headers:
         try:
-            line["headers"] = _flat([(name, None if value is None else value.decode()) for name, value in headers])
+            line["headers"] = _flat(headers, bytes.decode)
         except UnicodeDecodeError:
-            line["headers_base64"] = _flat(
-                [(name, None if value is None else _base64(value)) for name, value in headers]
-            )
+            line["headers_base64"] = _flat(headers, _base64)
     _put(line, "key", record.key)
     _put(line, "payload", record.value)
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
@@ -108,8 +106,8 @@ def _put(line: dict[str, Any], name: str, value: bytes | None) -> None:
         line[f"{name}_base64"] = _base64(cast(bytes, value))
 
 
-def _flat(headers: Sequence[tuple[str, str | None]]) -> list[str | None]:
-    return [part for header in headers for part in header]
+def _flat(headers: Headers, text: Callable[[bytes], str]) -> list[str | None]:
+    return [part for name, value in headers for part in (name, None if value is None else text(value))]
 
 
 def _base64(value: bytes) -> str:

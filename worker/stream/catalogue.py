@@ -89,7 +89,9 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> 
     for change in changes:
         index = indices.get(change.arm)
         try:
-            arm = _wanted(change, None if index is None else arms[index])
+            known = () if index is None else arms[index].features
+            features = known if change.features is None else tuple(change.features.items())
+            arm = Arm(arm=change.arm, reward=change.reward, active=change.active, features=features)
         except InputError as error:
             return Refusal(order=order, reason=str(error))
         if index is not None:
@@ -121,13 +123,6 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmEntry]) -> 
     if added and (reason := too_large(changed)):
         return Refusal(order=order, reason=reason)
     return changed
-
-
-def _wanted(change: ArmEntry, known: Arm | None) -> Arm:
-    """Return the arm after a change; raise `InputError` if it is not usable."""
-    kept = () if known is None else known.features
-    features = kept if change.features is None else tuple(change.features.items())
-    return Arm(arm=change.arm, reward=change.reward, active=change.active, features=features)
 
 
 def _with_ads(current: Parameters, arms: Sequence[Arm]) -> LearningSettings:

@@ -224,10 +224,8 @@ class Standardisation(ArrayValue):
             return self
         values = np.concatenate([self.waiting, contexts[:, columns]])
         ready = np.isfinite(values).sum(axis=0) >= LEAST_SESSIONS
-        known, scales = (
-            Standardisation.estimate(values[:, ready]),
-            {name: getattr(self, name).copy() for name in SCALES},
-        )
+        known = Standardisation.estimate(values[:, ready])
+        scales = {name: getattr(self, name).copy() for name in SCALES}
         for name, array in scales.items():
             array[columns[ready]] = getattr(known, name)
         waiting = values[:, ~ready]

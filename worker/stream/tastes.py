@@ -15,7 +15,7 @@ relative to the prior of a base rate. Before the first fold all features are ali
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -43,7 +43,10 @@ class Contribution:
     value: float | None
     standardised: float
     coefficient: float
-    contribution: float
+    contribution: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "contribution", self.coefficient * self.standardised)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +135,7 @@ def contributions(
     Marks that are not set are left out.
     """
     coefficients, _ = parameters.model.head(arm)
-    parts = [
-        Contribution(
-            feature=BASE_RATE,
-            value=1.0,
-            standardised=1.0,
-            coefficient=float(coefficients[0]),
-            contribution=float(coefficients[0]),
-        )
-    ]
+    parts = [Contribution(feature=BASE_RATE, value=1.0, standardised=1.0, coefficient=float(coefficients[0]))]
     marks = _marks(parameters.settings.features, len(context))
     values = [*context.tolist(), *standardised[len(context) :].tolist()]
     columns = zip(names, values, standardised.tolist(), coefficients[1:].tolist(), marks, strict=True)
@@ -150,7 +145,6 @@ def contributions(
             value=None if np.isnan(value) else value,
             standardised=standard,
             coefficient=coefficient,
-            contribution=coefficient * standard,
         )
         for name, value, standard, coefficient, is_mark in columns
         if not is_mark or standard != 0
@@ -169,7 +163,7 @@ def position_effect(parameters: Parameters, h: int) -> tuple[Contribution, ...]:
     effect = float(effects[min(h, len(effects) - 1)])
     if not effect:
         return ()
-    return (Contribution(feature=POSITION, value=h + 1.0, standardised=1.0, coefficient=effect, contribution=effect),)
+    return (Contribution(feature=POSITION, value=h + 1.0, standardised=1.0, coefficient=effect),)
 
 
 def _marks(features: Features | None, dim: int) -> list[bool]:

@@ -109,10 +109,8 @@ def why_not(
 
     context = np.array(arrival.context)
     prepared = parameters.prepared(context[None, :])
-    now, reward = (
-        float(parameters.model.log_odds_of(prepared, np.array([[index]]))[0, 0]),
-        parameters.arms[index].reward,
-    )
+    now = float(parameters.model.log_odds_of(prepared, np.array([[index]]))[0, 0])
+    reward = parameters.arms[index].reward
     revenue = probability = None
     if way not in ("lot", "order"):
         most = MOST_REVENUE * float(parameters.rewards.max())
