@@ -102,6 +102,15 @@ def test_a_control_group_of_the_wrong_size_is_noticed() -> None:
     assert Lift(control="fixed").plus(kept, 0).mismatch == pytest.approx(0.7, abs=0.08)
 
 
+def test_a_loss_is_certain_when_the_whole_interval_is_below() -> None:
+    generator = np.random.default_rng(2)
+    lost = Lift(control="tag:before:" + "0" * 64).plus(drawn(generator, 40_000, gain=0.4)[0], 0)
+    assert lost.is_loss
+    assert lost.name == "the version tagged before"
+    assert lost.exceeds(0.05, sessions=0)
+    assert not any(lost.exceeds(loss, after) for loss, after in ((0.0, 0), (0.99, 0), (0.05, 10**6)))
+
+
 def test_one_sentence_says_what_it_earns() -> None:
     generator = np.random.default_rng(3)
     lift = Lift(control="fixed").plus(drawn(generator, 40_000, gain=1.3)[0], 0)

@@ -15,6 +15,7 @@ from worker.stream.packing import rounded
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.starting import Start, started
+from worker.stream.tastes import WORDS, strengths
 from worker.stream.version_records import encode_parameters
 
 SHA = "5" * 64
@@ -145,6 +146,24 @@ def test_other_features_of_ads_and_a_history_of_nothing_are_refused() -> None:
         start(arms=(Arm(arm="x", reward=1.0),))
     with pytest.raises(InputError, match="version 0 has learned nothing yet"):
         start(Parameters.first(settings(), ARMS))
+
+
+def test_a_start_names_its_file_where_it_is_refused_and_in_its_line() -> None:
+    given = Start(path="h.gz", trust=None, read=lambda: HISTORY, digest=lambda: SHA)
+    first = given.first(settings(), 3, ARMS)
+    assert first == start()
+    assert given.line(first) == "version 0 starts from h.gz: 400 displays; no warm-up"
+    with pytest.raises(InputError, match=r"^--start-from h\.gz: a history of other features: .* have 3, not 4$"):
+        given.first(settings(), 4, ARMS)
+
+
+def test_the_strongest_features_come_first_in_words() -> None:
+    found = strengths(HISTORY)
+    assert [(one.of, one.feature) for one in found[-1:]] == [("ad", "size")]
+    assert {one.feature for one in found[:-1]} == {"age", "device"}
+    assert found[0].strength >= found[1].strength > 0
+    assert found[0].word in {word for _, word in WORDS}
+    assert not strengths(Parameters.first(settings(), ARMS)), "nothing is known before a fold"
 
 
 def test_where_there_are_versions_another_history_or_trust_is_ignored_with_a_line() -> None:
