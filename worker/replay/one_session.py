@@ -20,7 +20,7 @@ import msgspec
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
-from worker.replay.verify import Plan, difference, planned_again
+from worker.replay.verify import Replanned, difference, planned_again
 from worker.stream.decoding import decode_episode
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
@@ -115,7 +115,7 @@ def find_session(log: OrderedLog, session_id: str, name: str) -> ServedSession:
     )
 
 
-def _differences(trace: SessionTrace, plan: Plan) -> tuple[str, ...]:
+def _differences(trace: SessionTrace, plan: Replanned) -> tuple[str, ...]:
     """Return how the records of a session differ from a plan, one line each."""
     found = [(f"decision for position {one.position}", difference(one, plan)) for _, one in trace.decisions]
     found += [("session in the journal", difference(one, plan)) for _, one in trace.openings]

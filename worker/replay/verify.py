@@ -86,7 +86,7 @@ class DecisionAudit:
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, plans: Sequence[Plan]) -> None:
+    def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, plans: Sequence[Replanned]) -> None:
         report, version = self._report, decision.parameters_version
         report.modes[decision.mode] += 1
         if decision.mode == "imported":
@@ -113,7 +113,7 @@ class DecisionAudit:
         elif self._versions.judge(version, trace.arrived_at) == "stale":
             report.stale += 1
 
-    def _difference(self, trace: SessionTrace, record: Decision | Opened, plans: Sequence[Plan]) -> Difference | None:
+    def _difference(self, trace: SessionTrace, record: Decision | Opened, plans: Sequence[Replanned]) -> Difference | None:
         """Return the difference to the first of the possible plans, unless one fits and its version was in force."""
         differences, version = [difference(record, plan) for plan in plans], record.parameters_version
         if None not in differences:
@@ -127,7 +127,7 @@ class DecisionAudit:
         first, last = self._log.arrivals_of.get(entry.partition, (0, -1))
         return first + self._slack <= entry.time <= last
 
-    def _passed(self, trace: SessionTrace, decision: Decision, plans: Sequence[Plan]) -> bool:
+    def _passed(self, trace: SessionTrace, decision: Decision, plans: Sequence[Replanned]) -> bool:
         """Return whether feedback of this session passed over the position before."""
         last = trace.arrived_at + self._versions.known[decision.parameters_version].settings.session_timeout
         return any(
@@ -170,7 +170,7 @@ class DecisionAudit:
 Difference: TypeAlias = tuple[str, Any, Any]  # field, expected, found
 
 
-class Plan(NamedTuple):
+class Replanned(NamedTuple):
     """A slate that an arrival may have been given."""
 
     arrival: Arrival
@@ -178,7 +178,7 @@ class Plan(NamedTuple):
 
 
 #: The possible plans by trace and version.
-Plans: TypeAlias = dict[tuple[SessionTrace, int], list[Plan]]
+Plans: TypeAlias = dict[tuple[SessionTrace, int], list[Replanned]]
 
 
 def planned_again(versions: RecordedVersions, reader: TraceReader, traces: Sequence[SessionTrace]) -> Plans:
@@ -199,14 +199,14 @@ def planned_again(versions: RecordedVersions, reader: TraceReader, traces: Seque
             slates = planner.plan(arrivals, contexts, control_share=share)
             for (trace, arrival), slate in zip(group, slates, strict=True):
                 if share is None or not trace.arrivals:
-                    plans.setdefault((trace, version), []).append(Plan(arrival, slate))
+                    plans.setdefault((trace, version), []).append(Replanned(arrival, slate))
         for trace, arrival in group:
             if any(decision.mode == "fallback" for _, decision in trace.decisions):
-                plans[trace, version].append(Plan(arrival, planner.fallback(arrival)))
+                plans[trace, version].append(Replanned(arrival, planner.fallback(arrival)))
     return plans
 
 
-def difference(record: Decision | Opened, plan: Plan) -> Difference | None:
+def difference(record: Decision | Opened, plan: Replanned) -> Difference | None:
     """Return the first field in which a record differs from a plan, with the planned value and its own.
 
     A decision at position p shows the tail of the slate from p on.
