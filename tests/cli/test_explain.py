@@ -11,6 +11,7 @@ from tests.report.shop import run
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
+from worker.cli.explanation import NUMBERS
 from worker.stream.contexts import Standardisation
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
@@ -223,6 +224,7 @@ def test_a_session_of_a_log_is_one_page_of_text_html_and_json(adcascade, tmp_pat
     page = (tmp_path / "why.html").read_text()
     assert page.count("<section>") == page.count("<svg") + 1 == 5
     assert "why not ad-1?" in page
+    assert all(f"<dt>{name}<dd>" in page for name in NUMBERS)
     said = adcascade(line, "--json", "-").json
     assert set(said) == {"session", "slate", "positions", "why_not"}
     assert said["session"]["shown"] == said["slate"] == [position["choice"] for position in said["positions"]]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden.recording import ORDERS, Run
+from tests.report.shop import run
 from tests.serve.folder import FolderTap
 from worker.cli.options.source import add_state
 from worker.errors import InputError
@@ -133,6 +134,17 @@ def test_the_reason_why_nothing_was_learned_is_named(lines: list[Document], ask:
     assert explained(served).slate == served.slate
 
 
+def test_sessions_that_wait_for_the_first_fold_are_learned_with_it(ask: Any, tmp_path: Path) -> None:
+    run(tmp_path / "shop", hours=6, per_hour=40)
+    lines = lines_of(tmp_path / "shop")
+    session, number = of(lines, "arrivals")[0]["key"], 2
+    while not (first := payload(version(lines, number)))["folds"]:
+        number += 1
+    assert ask(lines, session).learning.version == first["version"]
+    lines[:] = [line for line in lines if line not in of(lines, "parameters") or payload(line)["version"] < number]
+    assert ask(lines, session).learning.reason == "it waits for more sessions, by which numbers are standardised"
+
+
 def test_a_session_that_another_system_served_has_facts_and_no_plan(lines: list[Document], ask: Any) -> None:
     session = a_session(lines)
     imported(lines, session)
@@ -154,7 +166,7 @@ def test_late_answers_are_counted_apart(lines: list[Document], ask: Any) -> None
     ("session", "names", "message"),
     [
         ("nobody", (), "session nobody is not there"),
-        ("user-00070", ("parameters", "parameters-history"), r"has no versions \(topic parameters\)"),
+        ("user-00070", ("parameters", "parameters-history"), r"has no versions of this release \(topic parameters\)"),
         ("user-00070", ("arrivals", "journal"), "the arrival of session user-00070 is not there"),
         ("user-00070", ("decisions", "journal"), "has an arrival there, but no decision"),
     ],

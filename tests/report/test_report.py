@@ -184,7 +184,7 @@ def test_the_page_loads_nothing_and_shows_names_as_they_are(shop: Path, capsys: 
         ("LOG --period 0", "--period: must be day, week, all or a time such as 12h, not '0'"),
         ("LOG --until tomorrow", "--until: must be a time such as 2026-01-31T12:00:00Z, or how long ago"),
         ("LOG --prefix other", "it has no records of these topics, but of ads."),
-        ("CLICKS", "there are no versions, which have the prices: a report needs a log of all topics"),
+        ("CLICKS", "no versions of this release, which have the prices: a report needs a log of all topics"),
         ("LOG --html nowhere/report.html", "does not exist"),
         ("LOG --html -", "--html needs the name of a file"),
         ("LOG --until 0001-01-01 --period 99999999d", "there are no sessions in 1970-01-01 (UTC)"),

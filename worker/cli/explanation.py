@@ -9,7 +9,7 @@ from typing import Any
 from worker.bandit.policies import POLICIES
 from worker.console import listing, moment
 from worker.replay.one_session import ServedSession
-from worker.report.page import page
+from worker.report.page import glossary, page
 from worker.stream.explanation import GREEDY, SCORES, Candidate, Explanation, Position
 from worker.stream.features import listed
 from worker.stream.parameters import Parameters
@@ -30,6 +30,20 @@ NUMBERS = {
     "reward": "reward",
     "Q": "q",
     **{name: name for name in ("width", "spread", "bonus", "score")},
+}
+
+#: What these and the words next to them mean, for the page.
+WORDS = {
+    "probability": "of a click at this position, as estimated for this user",
+    "goes on": "share of the users without a click who look at the next ad",
+    "reward": "what a click earns",
+    "Q": "expected revenue from this position on: of this ad, and of the best ones after it",
+    "width": "standard deviation of the log-odds of a click: how little is known of the ad",
+    "spread": "factor of this session on the bonus, so that sessions try out different ads",
+    "bonus": "what is added to Q in order to try the ad out; 0 if the position does not explore",
+    "score": "Q and bonus; the highest is shown, unless a lot or an order chose",
+    "log-odds": "ln(p / (1 − p)) of a click; the parts after the base rate are of this user, +0.7 doubles the odds",
+    "its turn": "is over: ads of a slate follow one order, and one after this ad was shown",
 }
 
 # ── a slate ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -248,7 +262,7 @@ def _needed(needed: Needed, what: str, form: str) -> str:
     found = [f"{what}: {form.format(needed.now)}"]
     for least, where in ((needed.anywhere, "in the slate"), (needed.first, "at position 1")):
         if least is None:
-            found.append(f"none found by which it is {where}")
+            found.append(f"no other was found by which it is {where}")
         elif least != needed.now:
             found.append(f"from {form.format(least)} ({least / needed.now - 1:+.0%}) on it is {where}")
     return "; ".join(found)
@@ -293,7 +307,7 @@ def explanation(
             for heading, picture, numbers in sections
         ),
     ]
-    return page(title, parts)
+    return page(title, [*parts, glossary(WORDS)])
 
 
 def picture(position: Position) -> str:

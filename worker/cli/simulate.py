@@ -41,7 +41,7 @@ OPTIONS = defaulted(
     Option("prices", "revenues of the ads in newcomers (default: equal)", choices=PRICES),
     Option(
         "better",
-        "in newcomers, rare clicks, and so many times those of the best ad for each new one",
+        "in newcomers, rare clicks, and for each new ad this multiple of those of the best one",
         parse=number(above=0),
     ),
     count("levels", "values of the category in categories (default: 50)", least=2),

@@ -20,6 +20,7 @@ import msgspec
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
+from worker.logs.versions import RecordedVersion
 from worker.replay.verify import Replanned, difference, planned_again
 from worker.stream.decoding import decode_episode
 from worker.stream.events import Arrival, Mode
@@ -79,7 +80,7 @@ def find_session(log: OrderedLog, session_id: str, name: str) -> ServedSession:
         found = "has an arrival there, but no decision" if mine else "is not there (ids are compared to the letter)"
         raise InputError(f"{name}: session {session_id} {found}")
     if not versions.known:
-        raise InputError(f"{name} has no versions (topic parameters): `adcascade record` takes all topics")
+        raise InputError(f"{name} has no versions of this release (topic parameters): `adcascade record` has all")
     trace = traces[-1]
     records = trace.slates
     version = records[-1].parameters_version
@@ -146,20 +147,29 @@ def _learning(
     for episode in map(decode_episode, log.values("episodes")):
         if episode.window_start <= arrived_at < episode.window_end and (episode.frozen or episode.rejected):
             return Learning(window_end=end, reason=episode.rejected or "learning was frozen when its window was closed")
+    learned: RecordedVersion | None = closing
     if (before := versions.get(closing.version - 1)) is not None and before.folds == closing.folds:
-        reason = (
-            f"version {closing.version} has not learned from its window: frozen, rejected, or too few sessions so far"
-        )
+        reason, learned = f"version {closing.version} has not learned from its window: frozen or rejected", None
+        if _waiting(log, closing.version) > _waiting(log, before.version):
+            reason = "it waits for more sessions, by which numbers are standardised"
+            learned = next((versions[one] for one in sorted(versions) if versions[one].folds > closing.folds), None)
+    if learned is None:
         return Learning(window_end=end, reason=reason)
     mine = [(entry.offset, one) for entry, one in trace.facts if objection(slate, arrived_at, last, one) is None]
     in_time = {one for at, one in mine if at <= made_at}
     count, clicked = answered(slate, in_time, whole_slate=settings.unanswered == "passed")
     return Learning(
         window_end=end,
-        version=closing.version,
+        version=learned.version,
         displays=count if clicked else min(count + 1, len(slate)),
         late=len({one for _, one in mine} - in_time),
     )
+
+
+def _waiting(log: OrderedLog, version: int) -> int:
+    """Return the number of sessions that wait in a version for the first fold."""
+    pending = log.versions.read(version).pending
+    return 0 if pending is None else len(pending)
 
 
 def _not_learned(trace: SessionTrace, modes: Collection[Mode]) -> str | None:

@@ -86,7 +86,9 @@ class DecisionAudit:
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, plans: Sequence[Replanned]) -> None:
+    def _check_decision(
+        self, trace: SessionTrace, entry: Entry, decision: Decision, plans: Sequence[Replanned]
+    ) -> None:
         report, version = self._report, decision.parameters_version
         report.modes[decision.mode] += 1
         if decision.mode == "imported":
@@ -113,7 +115,9 @@ class DecisionAudit:
         elif self._versions.judge(version, trace.arrived_at) == "stale":
             report.stale += 1
 
-    def _difference(self, trace: SessionTrace, record: Decision | Opened, plans: Sequence[Replanned]) -> Difference | None:
+    def _difference(
+        self, trace: SessionTrace, record: Decision | Opened, plans: Sequence[Replanned]
+    ) -> Difference | None:
         """Return the difference to the first of the possible plans, unless one fits and its version was in force."""
         differences, version = [difference(record, plan) for plan in plans], record.parameters_version
         if None not in differences:

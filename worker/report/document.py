@@ -55,7 +55,7 @@ def report_on(log: OrderedLog, *, length: int | None, until: int | None, by: Seq
     """
     versions, (count, first, last) = log.versions, log.openings()
     if not versions.known:
-        raise InputError("there are no versions, which have the prices: a report needs a log of all topics")
+        raise InputError("no versions of this release, which have the prices: a report needs a log of all topics")
     if not count:
         raise InputError("there are no sessions to report on")
     period = chosen_period(first, last, length, until)

@@ -21,12 +21,17 @@ def report_page(document: Mapping[str, Any]) -> str:
     found.append(
         ("What changed", _list(changes(document)) or "<p>Neither the ads nor their prices; no order was given.")
     )
-    meanings = "".join(f"<dt>{escape(word)}<dd>{escape(text)}" for word, text in WORDS.items())
-    found.append(("What the words mean", f"<dl>{meanings}</dl>"))
     parts += [f"<h2>{escape(title)}</h2>{content}" for title, content in found]
+    parts.append(glossary(WORDS))
     versions = " to ".join(map(str, document["versions"]))
     notes = [*document["notes"], f"versions {versions} of the parameters; adcascade {__version__}"]
     return page(f"{document['title']}: what the ads earned", [*parts, f"<footer>{_list(notes)}</footer>"])
+
+
+def glossary(words: Mapping[str, str]) -> str:
+    """Return what the words of a page mean."""
+    meanings = "".join(f"<dt>{escape(word)}<dd>{escape(text)}" for word, text in words.items())
+    return f"<h2>What the words mean</h2><dl>{meanings}</dl>"
 
 
 def _sentence(text: str) -> str:

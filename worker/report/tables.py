@@ -114,7 +114,7 @@ def heads(document: Mapping[str, Any]) -> list[str]:
     elif lift is not None:
         lines.append(f"against the control group: {lift['sentence']}")
     if (clicks := document["predictions"]) is not None:
-        verdict = "as it should be" if USUAL[0] <= clicks["low"] <= clicks["high"] <= USUAL[1] else "not sure yet"
+        verdict = "close enough" if USUAL[0] <= clicks["low"] <= clicks["high"] <= USUAL[1] else "not sure yet"
         verdict = "do not trust what is expected of ads" if clicks["bad"] else verdict
         between = f"between {clicks['low']:.2f} and {clicks['high']:.2f}"
         lines.append(f"users clicked {clicks['estimate']:.2f} times as often as predicted ({between}): {verdict}")

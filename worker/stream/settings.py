@@ -212,9 +212,8 @@ class LearningSettings:
         if self.control_share == 1:
             raise InputError("control_share must be below 1: somebody has to see what adcascade chooses")
         if self.control_share + self.random_share > 1:
-            raise InputError(
-                f"control_share {self.control_share} and random_share {self.random_share} add up to more than 1"
-            )
+            shares = f"control_share {self.control_share} and random_share {self.random_share}"
+            raise InputError(f"{shares} add up to more than 1: lower one of them")
         if self.max_loss and not self.control_share:
             raise InputError("max_loss is measured by a control group: give control_share, 0.05 for instance")
 

@@ -82,8 +82,9 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         "how clients report these. If a change of the users is behind it, leave --forgetting at auto.",
     ),
     "misfit": TroubleKind(
-        "Two features matter together, and the model cannot learn it: what it says of its regret is too low.",
-        "Declare the cross in the features and run adcascade features apply (docs/proof.md).",
+        "Features matter in a way that the model cannot learn: what it says of its regret is too low.",
+        "Declare the cross in the features and run adcascade features apply. If users differ in what they like, begin "
+        "again with --model personal (docs/proof.md).",
     ),
     # The control group.
     "loss": TroubleKind(

@@ -247,7 +247,7 @@ function showCalibration({ calibration: known, recent }) {
   const loss = known.loss === null ? "" : ` Log loss: ${ratio(known.loss)} of that of one rate for all displays.`;
   setText("calibration-lead", `Users click ${ratio(known.ratio.estimate)} times as often as was predicted before it was learned (95 %: ${ratio(known.ratio.low)} to ${ratio(known.ratio.high)}).${loss} The regret, ${short(recent.posterior)} per session, holds if the model is right. By tenths of the displays, last ${count(known.windows)} windows:`);
   const left = known.left_out ? ` Not tested, for their number: ${count(known.left_out)}.` : "";
-  setText("missed", known.missed.length ? `${known.missed.join(". ")}. Then: adcascade features apply.` : `Nothing was found: ${count(known.tested)} pairs of features are tested for whether they matter together.${left}`);
+  setText("missed", known.missed.length ? `${known.missed.join(". ")}.` : `Nothing was found. Pairs of features that are tested for whether they matter together: ${count(known.tested)}.${left}`);
 }
 
 const KINDS = { chosen: "chosen ads", random: "random ads", control: "control group" };
