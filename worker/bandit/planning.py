@@ -80,7 +80,7 @@ class Alike:
         return cls(order, firsts, np.repeat(sizes, sizes)[rank], rank - firsts)
 
     def turned(self, columns: Ints, turns: Ints) -> Ints:
-        """Return the columns that take the place of these, so many turns further among those like them.
+        """Return the columns that take the place of these, `turns` further among those like them.
 
         >>> Alike.of(np.array([[5.0, 7.0, 5.0, 5.0]])).turned(np.array([0, 1, 3]), np.array([2, 2, 2]))
         array([3, 1, 2])

@@ -104,7 +104,7 @@ def measure(
 
 
 def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, ServerRun]]) -> Iterator[Figure | str]:
-    """Measure all servers in turn, and yield the figures."""
+    """Measure all servers alternating, and yield the figures."""
     seen: dict[str, dict[str, list[ServerRun]]] = defaultdict(lambda: defaultdict(list))
     for turn in range(rounds):
         for kind in NAMES:

@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - A session is opened by the journal, and its feedback is that of the journal. In a log without a journal, the first
-  decision opens it and clicks answer it. So does the fallback for want of room, which leaves no fact.
+  decision opens it and clicks answer it. So does the fallback because the table is full, which leaves no fact.
 - What counts as displayed, answered, explored and earned is the same as in the accounts of a version
   (`worker.stream.accounts`).
 - For a version that the log lacks, because the history is thinned, the newest one before it stands in.

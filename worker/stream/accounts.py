@@ -112,7 +112,7 @@ class Accounts:
 
     @classmethod
     def read(cls, record: AccountsRecord, arms: int) -> Accounts:
-        """Return the accounts in the record of a version with so many arms; raise `InputError` if they do not fit."""
+        """Return the accounts in the record of a version; raise `InputError` if they do not fit."""
         total, today = _unpacked(record.sessions, record.total), _unpacked(record.sessions_today, record.today)
         if max(total.ads.shape[1], today.ads.shape[1]) > arms:
             raise InputError(f"accounts have more ads than the {arms} of the catalogue")

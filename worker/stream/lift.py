@@ -150,7 +150,7 @@ class Lift(ArrayValue):
         return found is not None and found.difference.high < 0
 
     def exceeds(self, loss: float, sessions: int) -> bool:
-        """Return whether the policy certainly loses more than this share of the revenue, after so many sessions."""
+        """Return whether the policy certainly loses more than the share `loss`, once `sessions` are compared."""
         found = self.compare("revenue") if loss and self.sessions >= sessions else None
         return found is not None and found.relative is not None and found.relative.high < -loss
 

@@ -67,7 +67,7 @@ class Pairs:
 
 @lru_cache(maxsize=64)
 def pairs_under(settings: LearningSettings, arms: int) -> Pairs:
-    """Return what is tested of so many arms; of a model without tastes, also the taste of every feature.
+    """Return what is tested for this number of arms; of a model without tastes, also the taste of every feature.
 
     >>> from worker.stream.features import Features
     >>> declared = Features.of_table({"context": {"age": "number", "hour": "number", "device": ["mobile", "desktop"]}})
