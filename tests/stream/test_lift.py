@@ -115,6 +115,7 @@ def test_one_sentence_says_what_it_earns() -> None:
     generator = np.random.default_rng(3)
     lift = Lift(control="fixed").plus(drawn(generator, 40_000, gain=1.3)[0], 0)
     assert lift.sentence == "revenue per session: your order 0.211, adcascade 0.284, +34 % (between +16 and +60)"
+    assert lift.size.endswith("in the control group; clicks per session +32 % (between +16 and +51)")
 
 
 # ── coverage ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from worker.console import moment
 from worker.report.counting import MINUTE
 from worker.stream.calibration import USUAL
+from worker.stream.events import ComparedOutcome
+from worker.stream.lift import with_interval
 
 #: What the columns mean, for readers who have never seen them.
 WORDS: Final = {
@@ -110,7 +114,9 @@ def heads(document: Mapping[str, Any]) -> list[str]:
     lines = [headline, earned]
     if lift is not None and "revenue" in lift:
         by = f"by {lift['sessions']:,} sessions since {moment(lift['since'], MINUTE)}, with 95 % certainty"
-        lines = [lift["sentence"], f"{earned}, {each} per session{than}", f"compared with the control group {by}"]
+        found = msgspec.convert(lift["clicks"], ComparedOutcome)
+        compared = f"compared with the control group {by}; clicks per session {with_interval(found)}"
+        lines = [lift["sentence"], f"{earned}, {each} per session{than}", compared]
     elif lift is not None:
         lines.append(f"against the control group: {lift['sentence']}")
     if (clicks := document["predictions"]) is not None:

@@ -162,14 +162,15 @@ class Lift(ArrayValue):
         found = self.compare("revenue")
         if found is None:
             return f"revenue per session against {self.name}: not known yet"
-        gained, low, high = in_words(found)
         line = f"revenue per session: {self.name} {found.control:.3g}, adcascade {found.policy:.3g}"
-        return f"{line}, {gained} (between {low} and {high})"
+        return f"{line}, {with_interval(found)}"
 
     @property
     def size(self) -> str:
-        """The numbers of sessions, for people."""
-        return f"{self.sessions:,} sessions, {self.groups[1, 0]:,.0f} of them in the control group"
+        """The numbers of sessions, and the comparison of the clicks, for people."""
+        found = self.compare("clicks")
+        clicks = "" if found is None else f"; clicks per session {with_interval(found)}"
+        return f"{self.sessions:,} sessions, {self.groups[1, 0]:,.0f} of them in the control group{clicks}"
 
     @property
     def name(self) -> str:
@@ -232,6 +233,12 @@ def in_words(found: ComparedOutcome) -> tuple[str, str, str]:
         f"{round(100 * number, decimals) + 0.0:+.{decimals}f}".replace("-", "−") for number in found.relative
     )
     return f"{gained} %", low, high
+
+
+def with_interval(found: ComparedOutcome) -> str:
+    """Return the lift and its interval in words."""
+    gained, low, high = in_words(found)
+    return f"{gained} (between {low} and {high})"
 
 
 def multiplier(sessions: float, alpha: float = ALPHA) -> float:
