@@ -49,6 +49,13 @@ def test_json_on_standard_output_is_alone_there_and_complete(adcascade):
     assert len(err.splitlines()) <= 5
 
 
+def test_a_fixed_order_is_of_ads_that_there_are(adcascade):
+    assert "--order: there is no ad 'ad-1'" in adcascade(f"{QUICK} --policy fixed --order ad-1 --no-beside").err
+    assert adcascade(f"{QUICK} --order ad-01").err.startswith("adcascade: --order is for --policy fixed")
+    fixed = [adcascade(f"{QUICK} --policy fixed --order {order} --no-beside --json -") for order in ("ad-01", "ad-05")]
+    assert fixed[0].json["served_reward"] != fixed[1].json["served_reward"]
+
+
 def test_the_additive_model_serves_the_same_users_beside(adcascade):
     numbers = adcascade(f"{QUICK} --json -").json
     alone = adcascade(f"{QUICK} --json - --model additive").json

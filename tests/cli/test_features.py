@@ -224,6 +224,9 @@ def test_a_table_that_a_command_does_not_use_is_noted(tmp_path: Path, monkeypatc
     noted = "--config all.toml: `adcascade traffic` does not use [features]\n"
     assert adcascade("traffic --write-arms arms.json --config all.toml").err == noted
     assert "does not use" not in adcascade("serve --beta x --config all.toml").err
+    # It has an option --features, which is no table.
+    simulated = adcascade("simulate --episodes 2 --seeds 1 --policy random --jobs 1 --config all.toml")
+    assert (simulated.code, simulated.err) == (0, noted.replace("traffic", "simulate"))
     monkeypatch.setenv("ADCASCADE_CONFIG", "all.toml")  # for all commands
     assert adcascade("traffic --write-arms arms.json").err == ""
 

@@ -28,7 +28,7 @@ PASSWORD = "hush-hush-hush"
 #: Settings of learning that the demo has, and no option for.
 FIXED_IN_DEMO = (
     *("epsilon", "estimator", "features", "forgetting", "guardrail_sessions", "horizon_episodes", "lateness"),
-    *("max_loss", "order", "salt", "session_timeout", "spread", "tagged", "unanswered", "warmup", "window"),
+    *("max_loss", "salt", "session_timeout", "spread", "tagged", "unanswered", "warmup", "window"),
 )
 
 

@@ -31,6 +31,20 @@ def test_the_table_has_a_line_per_policy_and_number_of_users(adcascade):
     assert "2 of 2" in out or "0 of 2" in out or "1 of 2" in out
 
 
+def test_a_fixed_order_can_be_given_and_matters(adcascade):
+    fixed = f"{QUICK} --policy fixed --policy greedy --no-repeats"
+    first, other = (adcascade(f"{fixed} --order {order} --json -").json for order in ("ad-1,ad-2", "ad-4,ad-3"))
+    assert other["settings"]["order"] == ["ad-4", "ad-3"]
+    regrets = [[run["regret"][1:] for run in one["runs"] if run["policy"] == "fixed"] for one in (first, other)]
+    assert regrets[0] != regrets[1]
+    assert regrets[0] == [run["regret"][1:] for run in adcascade(f"{fixed} --json -").json["runs"][:2]]
+    assert "--no-repeats --order ad-4,ad-3\n" in adcascade(f"{fixed} --order ad-4,ad-3").out
+    assert adcascade(f"{fixed} --order ad-9").err == (
+        "adcascade: --order: there is no ad 'ad-9'; did you mean 'ad-4'?\n"
+    )
+    assert adcascade(f"{QUICK} --order ad-4").err.startswith("adcascade: --order is for --policy fixed")
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_plot_has_the_format_of_its_suffix(adcascade, tmp_path, suffix):
     regret = tmp_path / f"regret.{suffix}"

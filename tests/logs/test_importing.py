@@ -75,8 +75,10 @@ def records(lines: list[Document], name: str) -> list[Document]:
 # ── exact records ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_table_becomes_version_0_arrivals_slates_and_feedback() -> None:
+def test_a_table_becomes_version_0_arrivals_slates_and_feedback(capsys) -> None:
     lines = imported(TABLE)
+    unlisted = "  values of device that are not listed, so they count as missing: watch in 1 sessions\n"
+    assert unlisted in capsys.readouterr().out
     assert [(one["session_id"], one["occurred_at"], one["context"]) for one in records(lines, "arrivals")] == [
         ("s1", 1767225600000, {"age": 31.0, "device": "mobile"}),
         ("s2", 1767225690000, {"device": "desktop"}),

@@ -132,6 +132,13 @@ def test_a_cross_that_makes_no_sense_is_refused_with_one_line(crosses: Any, mess
     assert "\n" not in str(caught.value)
 
 
+def test_the_square_of_a_boolean_says_nothing() -> None:
+    declared = {"context": {"age": "number", "member": "boolean"}}
+    with pytest.raises(InputError, match="the cross of 'member' and 'member' says nothing: it is the boolean again"):
+        Features.of_table({**declared, "crosses": [["age", "age"], ["member", "member"]]})
+    assert Features.of_table({**declared, "crosses": "all"}).crosses == (("age", "member"),)
+
+
 # ── too many columns ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -139,6 +146,9 @@ def test_too_many_columns_are_refused_before_they_are_made_and_the_widest_featur
     many: dict[str, Any] = {"age": "number", **{f"f{n}": {"hashed": 500 + n} for n in range(4)}}
     with pytest.raises(InputError, match=rf"have .* columns, more than {MOST_COLUMNS:,}: 'f3' has the most, 503: hash"):
         Features.of_table({"context": many, "crosses": "all"})
+    numbers = Features.of_table({"context": dict.fromkeys("abcdefghijklmnopqrstuvwxyz", "number"), "crosses": "all"})
+    with pytest.raises(InputError, match="columns fit, and every feature and cross has one: leave some out"):
+        check_columns(LearningSettings(dim=26, features=numbers, window=1000), 1000)
 
 
 def test_columns_that_do_not_fold_in_a_tenth_of_the_window_are_refused() -> None:

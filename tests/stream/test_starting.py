@@ -178,5 +178,5 @@ def test_where_there_are_versions_another_history_or_trust_is_ignored_with_a_lin
     first = start(trust=0.5)
     assert ignored(first) is ignored(first, 0.5) is None
     for line in (ignored(first, 0.3), ignored(first, sha256="6" * 64), ignored(first, sha256="")):
-        assert str(line).endswith("started from another one, or with another trust than 0.5")
+        assert str(line).endswith("started from another one, or with another trust, 0.5")
     assert str(ignored(HISTORY)).endswith("started without a history")

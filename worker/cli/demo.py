@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from worker.bandit.additive import AdditiveModel
-from worker.cli.options.learning import SEED, WORLD, setting
+from worker.cli.options.learning import SEED, WORLD, check_fixed, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, defaulted, filled, port
 from worker.console import note, say, stops_on_signals, write_json
 from worker.http.pages import operations
@@ -23,7 +23,7 @@ from worker.simulation.worth import laid_out
 from worker.web.status import status_routes
 
 LEARNED = ("model", "intercept", "answers", "standardise", "policy", "bonus", "beta", "ridge")
-COMPARED = ("random-share", "control-share", "control")
+COMPARED = ("random-share", "control-share", "control", "order")
 NO_REPORT = "none"
 PREFIX, PAGE = "adcascade-demo-", "report.html"  # of the temporary folder and file
 
@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     # aiohttp takes a while to import; --help and wrong options need not wait for it.
     from worker.http.server import WebServer
 
+    check_fixed(options)
     settings = filled(DemoSettings, options)
     page = None if options.report == NO_REPORT else options.report
     began = time.perf_counter()

@@ -95,6 +95,9 @@ def summary(output: str, report: ImportReport) -> str:
     if report.unpriced:
         ads = f"{len(report.unpriced):,} ads ({listed(report.unpriced, 3)})"
         lines.append(f"  no revenue is known of {ads}: they get the mean of the others; --catalog gives theirs")
+    for feature, values in report.unlisted.items():
+        shown = ", ".join(f"{value} in {count:,}" for value, count in values.items())
+        lines.append(f"  values of {feature} that are not listed, so they count as missing: {shown} sessions")
     if report.bad:
         bad = [{"reason": reason} | defect for reason, defect in report.bad.items()]
         columns = {"rows": "{rows}", "such as": "{example}", "reason": "{reason}{detail}"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker import __version__
 from worker.bandit import MODELS
-from worker.cli.options.learning import WORLD, setting
+from worker.cli.options.learning import WORLD, check_fixed, setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, defaulted, filled, flag, integer, number
 from worker.console import note, progress, table, write_file, write_result
 from worker.simulation.environments import CHANGES, CROSSES, ENVIRONMENTS, PRICES
@@ -30,6 +30,7 @@ _WIDER: dict[str, dict[str, Any]] = {
 OPTIONS = defaulted(
     ExperimentSettings,
     setting("policy", help="policies to compare; repeatable", repeatable=True),
+    setting("order", help="arms that the policy fixed shows first, such as ad-03,ad-01; the others follow"),
     *(replace(option, **_WIDER.get(option.name, {})) for option in WORLD),
     count(
         "features",
@@ -83,6 +84,7 @@ OPTIONS = defaulted(
 
 def run(options: argparse.Namespace) -> None:
     """Make all runs; print a table, write JSON and a plot."""
+    check_fixed(options)
     settings = filled(ExperimentSettings, options)
     if options.plot is not None:
         check_plot(options.plot)

@@ -35,7 +35,7 @@ from worker.stream.events import Decision, Feedback, encode_event
 from worker.stream.features import context_encoder
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, check_columns
-from worker.stream.topology import ONLY_PARTITION, Record, Topics
+from worker.stream.topology import MOST_NAMED, ONLY_PARTITION, Record, Topics, Unlisted
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import version_key
 
@@ -69,6 +69,7 @@ class ImportReport:
     """The result of an import; times are in milliseconds.
 
     bad : by reason, the number of rows, one of them, and details of its defect
+    unlisted : by feature and value, the number of sessions with a value that the category does not list: frequent ones
     unpriced : ads of which no revenue was known, so that they got the mean of the others
     """
 
@@ -82,6 +83,7 @@ class ImportReport:
     horizon: int = 0
     window: int = 0
     session_timeout: int = 0
+    unlisted: dict[str, dict[str, int]] = field(default_factory=dict)
     unpriced: list[str] = field(default_factory=list)
     bad: dict[str, dict[str, Any]] = field(default_factory=dict)
     sessions_left_out: int = 0
@@ -137,12 +139,14 @@ class HistoryImport:
 
     def _check_sessions(self, database: sqlite3.Connection, settings: LearningSettings) -> None:
         """Find the other bad sessions, and remove them all."""
+        unlisted = Unlisted()
         for session in _sessions(database):
             if (name := session[0].session) not in self._bad_sessions:
                 try:
-                    _check(session, settings)
+                    unlisted.add(_checked(session, settings))
                 except BadRowError as error:
                     self._leave_out(error.row, error, name)
+        self.report.unlisted = {name: dict(values.most_common(MOST_NAMED)) for name, values in unlisted.values.items()}
         database.executemany("DELETE FROM displays WHERE session = ?", [(name,) for name in self._bad_sessions])
 
     def _leave_out(self, row: int, error: BadRowError, session: str) -> None:
@@ -206,9 +210,12 @@ def _arrival(session: Session) -> tuple[int, bytes]:
     return at, orjson.dumps({"session_id": first.session, "occurred_at": at, "context": context})
 
 
-def _check(session: Session, settings: LearningSettings) -> None:
-    """Raise `BadRowError` if the positions of a session have a gap, if it has two clicks, or a refused arrival."""
-    clicked = 0
+def _checked(session: Session, settings: LearningSettings) -> list[tuple[str, str]]:
+    """Return features with values that their category does not list.
+
+    Raise `BadRowError` if the positions of a session have a gap, if it has two clicks, or a refused arrival.
+    """
+    clicked, unlisted = 0, list[tuple[str, str]]()
     for expected, (_, position, _, row, _, is_clicked, *_) in enumerate(session, start=1):
         if position != expected and session[-1].position:
             raise BadRowError(
@@ -220,9 +227,10 @@ def _check(session: Session, settings: LearningSettings) -> None:
     at, arrival = _arrival(session)
     encoder = context_encoder(settings.features)
     try:
-        decode_arrival(arrival, settings, limits=Limits(), timestamp=at, encoder=encoder)
+        decode_arrival(arrival, settings, limits=Limits(), timestamp=at, encoder=encoder, unlisted=unlisted)
     except Rejected as error:
         raise BadRowError("a worker would refuse the arrival", f" ({error})", row=session[0].row) from None
+    return unlisted
 
 
 def _events(topics: Topics, session: Session, passed_from: int) -> Iterator[tuple[str, int, bytes]]:

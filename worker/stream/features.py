@@ -281,7 +281,11 @@ class Features:
                 raise InputError(f'[features.{name}] must have an entry per feature, such as age = "number"')
         parts = {name: tuple(_declared(name, *entry) for entry in part.items()) for name, part in table.items()}
         try:
-            return cls(**parts, crosses=crosses_of(crosses, parts.get("context", ())))
+            pairs = crosses_of(crosses, parts.get("context", ()))
+            for left, right in pairs:
+                if left == right and table.get("context", {}).get(left) == "boolean":
+                    raise InputError(f"the cross of {left!r} and {right!r} says nothing: it is the boolean again")
+            return cls(**parts, crosses=pairs)
         except InputError as error:
             raise InputError(f"[features]: {error}") from None
 
@@ -337,6 +341,8 @@ def widest(widths: Sequence[tuple[str, int]]) -> str:
     "'country' has the most, 1,000: hash it into fewer, or leave it out"
     """
     name, width = max(widths, key=lambda one: one[1])
+    if width == 1:
+        return "every feature and cross has one: leave some out"
     return f"{name!r} has the most, {width:,}: hash it into fewer, or leave it out"
 
 

@@ -73,7 +73,7 @@ class Start:
         with suppress(InputError):  # the file may be gone: it is not needed any more
             if known is not None and known.sha256 == self.digest() and self.trust in (None, known.trust):
                 return None
-        how = "without a history" if known is None else f"from another one, or with another trust than {known.trust:g}"
+        how = "without a history" if known is None else f"from another one, or with another trust, {known.trust:g}"
         return f"--start-from {self.path} is ignored: the versions that are there started {how}"
 
 

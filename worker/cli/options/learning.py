@@ -167,7 +167,8 @@ def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
 def check_fixed(options: argparse.Namespace) -> None:
     """Raise `InputError` if an order is given where nothing is fixed."""
     controlled = getattr(options, "control_share", None) and options.control in (None, Fixed.name)
-    if options.order and options.policy != Fixed.name and not controlled:
+    # `simulate` has several policies.
+    if options.order and Fixed.name not in (options.policy or ()) and not controlled:
         raise InputError(
             "--order is for --policy fixed, and for a control group with --control fixed: other policies find an order"
         )

@@ -323,8 +323,9 @@ def filled(kind: Callable[..., Settings], options: argparse.Namespace, **others:
 def flag(name: str, value: object) -> str:
     """Return a setting as it is given on the command line.
 
-    >>> flag("random_share", 0.1), flag("repeats", False)
-    ('--random-share 0.1', '--no-repeats')
+    >>> flag("random_share", 0.1), flag("repeats", False), flag("order", ("a", "b"))
+    ('--random-share 0.1', '--no-repeats', '--order a,b')
     """
+    value = ",".join(map(str, value)) if isinstance(value, tuple) else value
     option = name.replace("_", "-")
     return f"--{'' if value else 'no-'}{option}" if isinstance(value, bool) else f"--{option} {value}"

@@ -97,7 +97,9 @@ def _read(parsed: argparse.Namespace, variables: Mapping[str, str], load_all: Lo
     values = dict(_flat(content))
     if load_all is not None:
         tables = _check(path, values, _every(load_all()))
-        for table in tables & content.keys() - {option.attribute for option in parsed.command_spec.options}:
+        used = {option.attribute for option in parsed.command_spec.options if option.table or option.pairs}
+        for table in tables & content.keys() - used:
+            del content[table]
             if parsed.config:  # the variable is for all commands
                 note(f"--config {path}: `adcascade {' '.join(parsed.command_path)}` does not use [{table}]")
     for depth in range(1, len(parsed.command_path) + 1):

@@ -177,11 +177,13 @@ class _Experiment:
             # The first episode of digits is random by its definition. Its users see few ads, and with turns always the
             # same one: fifty users take turns at ten.
             return Random() if settings.environment == "digits" else self._round_robin(contexts, moods)
+        names = [arm.arm for arm in self.whole.catalogue()]
         return POLICIES[self.task.policy].under(
             beta=self._beta(),
             bonus=BONUSES[settings.bonus],
             spread=settings.spread,
             budget=explore_budget(self.task.users, self._clock, settings.episodes),
+            order=tuple(map(names.index, settings.order)),
         )
 
     def _round_robin(self, contexts: Floats, moods: Floats) -> RoundRobin:

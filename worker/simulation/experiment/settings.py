@@ -13,7 +13,7 @@ from worker.bandit.policies import check_combination
 from worker.errors import InputError
 from worker.simulation.environments import LEAVING, check_world, make_environment
 from worker.simulation.world import Environment
-from worker.stream.settings import LearningSettings
+from worker.stream.settings import LearningSettings, check_order
 
 STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for fifty users
 AFTER_NEW = (5, 30)  # episodes after the arrival of new arms for which the loss is reported
@@ -31,6 +31,7 @@ class ExperimentSettings:
     answers : whether it is learned who goes on, or everybody counts as going on; None: learned where users leave
     forgetting : share of older displays that each fold keeps, or "auto"; spread : how far sessions differ in optimism
     features : number of features of each arm that explain its tastes; then the model has its revenue as one more
+    order : names of arms, such as ad-03, that the policy fixed shows first
     stay : of the users who do not click, the share that goes on, besides the rate of the arm
     new_arms, join : number of arms that are not shown before episode `join`
     levels, noise, reported, prices, better, change, interaction, crosses, pairs : options of environments; None: the
@@ -70,6 +71,7 @@ class ExperimentSettings:
     interaction: float | None = None
     crosses: str | None = None
     pairs: int | None = None
+    order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         additive = self.model == AdditiveModel.name
@@ -90,6 +92,7 @@ class ExperimentSettings:
             raise InputError(f"a warmup of {self.warmup} episodes leaves none of {self.episodes} to the policies")
         for policy in self.policy:
             check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)
+        check_order(self.order, self.world(np.random.default_rng(0)).catalogue() if self.order else ())
 
     def _check_new_arms(self) -> None:
         if bool(self.new_arms) != (self.join is not None):
