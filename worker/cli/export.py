@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 COMMAND = CommandSpec(
     name="export",
-    summary="Writes the sessions of a log as a table for other tools: a row per display, with its propensity.",
+    summary="Write the sessions of a log as a table for other tools: a row per display, with its propensity.",
     examples=("adcascade export log.gz --format obp --output all.csv",),
     options=OPTIONS,
     run=run,

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
 COMMAND = CommandSpec(
     name="gateway",
     summary=(
-        "HTTP and JSON in front of Kafka, for clients in any language: the next ad of a session, and feedback.\n"
+        "Serve HTTP and JSON in front of Kafka, for clients in any language: the next ad of a session, and feedback.\n"
         "Any number of gateways may run. They keep nothing: all decisions are the workers'."
     ),
     examples=(

@@ -108,7 +108,7 @@ def summary(output: str, report: ImportReport) -> str:
 COMMAND = CommandSpec(
     name="import",
     summary=(
-        "Turns a table of displays (CSV, JSON lines, Parquet, Personalizer's DSJSON, obp's columns) into a log, from\n"
+        "Turn a table of displays (CSV, JSON lines, Parquet, Personalizer's DSJSON, obp's columns) into a log, from\n"
         "which `adcascade replay --relearn` learns. A row is a display: session, time, position, ad, clicked, and the\n"
         "features of the user. Rows may be in any order. A session ends with its click, or with its last row."
     ),

@@ -135,7 +135,7 @@ def summary(name: str, recorded: Recorded, seconds: float) -> str:
 COMMAND = CommandSpec(
     name="record",
     summary=(
-        "Writes topics of Kafka to a log of JSON lines, as kcat -J does; each partition keeps its order.\n"
+        "Write topics of Kafka to a log of JSON lines, as kcat -J does; each partition keeps its order.\n"
         "`adcascade replay` checks every decision and every version of a log of all topics. Parameters and their\n"
         "history are always read from the beginning of their topics. Versions that neither has are not in the log, so\n"
         "that replay counts their decisions as unverified."

@@ -171,7 +171,7 @@ def mismatches(report: ReplayReport) -> list[str]:
 COMMAND = CommandSpec(
     name="replay",
     summary=(
-        "Checks a recorded log. Every decision is planned again under the version it names, and every version is\n"
+        "Check a recorded log. Every decision is planned again under the version it names, and every version is\n"
         "folded again from the journal. A difference to the log is a mismatch (exit 1). With --relearn, the versions\n"
         "are learned again from arrivals and clicks alone. Lines may be in any order, and repeated. A log larger than\n"
         "memory is sorted in the folder for temporary files (TMPDIR)."

@@ -103,7 +103,7 @@ def text(document: Mapping[str, Any]) -> str:
 COMMAND = CommandSpec(
     name="report",
     summary=(
-        "Says what was earned in a day or a week, for people who do not read metrics: revenue, clicks and answers, of\n"
+        "Say what was earned in a day or a week, for people who do not read metrics: revenue, clicks and answers, of\n"
         "all, per ad and per group of users, what has changed since the period before, and which ads need a look."
     ),
     examples=(

@@ -165,7 +165,7 @@ def summary(runs: Sequence[Run], join: int | None = None) -> str:
 
 COMMAND = CommandSpec(
     name="simulate",
-    summary="Experiments as in the paper: the regret of policies that learn from simulated users.",
+    summary="Repeat experiments as in the paper: the regret of policies that learn from simulated users.",
     examples=(
         "adcascade simulate",
         "adcascade simulate --environment rare --policy ucbbp --policy greedy --seeds 30",

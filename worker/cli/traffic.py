@@ -141,7 +141,7 @@ def _print_summary(options: argparse.Namespace, numbers: dict[str, Any]) -> None
 COMMAND = CommandSpec(
     name="traffic",
     summary=(
-        "Simulated users against Kafka: sends arrivals and answers the decisions with passes and clicks. The true\n"
+        "Run simulated users against Kafka: send arrivals and answer the decisions with passes and clicks. The true\n"
         "click model is known, so it reports the revenue that the slates miss (pseudo-regret), and the latency of\n"
         "decisions at the client. The workers must serve the arms of the same world (--write-arms)."
     ),
