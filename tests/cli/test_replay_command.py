@@ -110,7 +110,7 @@ def test_unusual_facts_are_reported(lines, written, adcascade) -> None:
 
 def test_relearn_from_arrivals_and_clicks_needs_settings_and_arms(lines, written, tmp_path, adcascade) -> None:
     path = written(of(lines, "arrivals", "clicks"))
-    assert "give --dim and --catalog" in adcascade(f"replay {path} --relearn").err
+    assert "needs --dim and --catalog" in adcascade(f"replay {path} --relearn").err
     arms = [{"arm": arm.arm, "reward": arm.reward} for arm in ARMS]
     for form in (arms, {"version": 0, "arms": arms}):
         (tmp_path / "arms.json").write_bytes(orjson.dumps(form))

@@ -40,9 +40,9 @@ def test_recorded_slates_count_and_not_those_that_would_be_planned(plain: Record
 
 def test_arrivals_clicks_and_settings_are_sufficient(plain: Recorded, replayed: Replay) -> None:
     bare = of(plain.lines, "arrivals", "clicks")
-    with pytest.raises(InputError, match=r"give --dim and --catalog"):
+    with pytest.raises(InputError, match="needs --dim and --catalog"):
         replayed(bare, relearn)
-    with pytest.raises(InputError, match=r"give --catalog"):
+    with pytest.raises(InputError, match="needs --catalog"):
         replayed(bare, relearn, changes={"dim": 3})
     report = replayed(bare, relearn, changes=SETTINGS, arms=ARMS)
     assert report.versions[-1].sha256 == plain.final.sha256

@@ -269,7 +269,7 @@ def test_a_folder_of_another_release_is_refused_in_one_line_that_says_how_to_go_
         assert main([*command.split(), "--state", str(tmp_path)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "format 1" in line
-        assert "topics import" in line
+        assert "replay LOG --relearn" in line
 
 
 def test_a_database_of_something_else_is_refused(tmp_path):

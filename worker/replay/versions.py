@@ -222,7 +222,7 @@ def find_origin(log: OrderedLog, *, changes: Mapping[str, Any], arms: Sequence[A
         if "dim" not in changes or arms is None:
             missing = [name for name, lacks in (("--dim", "dim" not in changes), ("--catalog", arms is None)) if lacks]
             raise InputError(
-                f"the log has no parameters: give {' and '.join(missing)} "
+                f"the log has no parameters of this release: `replay --relearn` needs {' and '.join(missing)} "
                 "(and --horizon and other settings that differ from the defaults)"
             )
         return Origin(Learner(LearningSettings(**changes), arms))

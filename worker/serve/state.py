@@ -75,9 +75,9 @@ class StateView:
         stored = self.meta("format")
         if stored != FORMAT:
             raise InputError(
-                f"{self.path} was written by another release of adcascade (format {(stored or b'?').decode()}): with "
-                "that release, `topics import` takes it to Kafka, and `parameters export` writes what it has learned "
-                "to a file for `parameters import`; a log of --record stays readable"
+                f"{self.path} was written by another release of adcascade (format {(stored or b'?').decode()}): begin "
+                "with a folder of its own. From a log of --record, `adcascade replay LOG --relearn --dim N --catalog FILE "
+                "--output FILE` learns what --start-from FILE begins with"
             )
 
     def __enter__(self) -> Self:
