@@ -76,7 +76,7 @@ class StateView:
         if stored != FORMAT:
             raise InputError(
                 f"{self.path} was written by another release of adcascade (format {(stored or b'?').decode()}): begin "
-                "with a folder of its own. From a log of --record, `adcascade replay LOG --relearn --dim N --catalog FILE "
+                "with a folder of its own. From a log, `adcascade replay LOG --relearn --dim N --catalog ARMS "
                 "--output FILE` learns what --start-from FILE begins with"
             )
 
