@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,7 +48,11 @@ def arm(**changes: Any) -> Arm:
         (lambda: check_listed(ADS, {"colour": "blue"}, "row 2"), "values are red, green."),
         (
             lambda: check_same_model(LearningSettings(dim=2), PUBLISHED),
-            "--model is personal, but the published parameters",
+            "--model is personal, but the published parameters have additive: go on with theirs (--dim 2 --model additive)",
+        ),
+        (  # with names, nobody counts columns
+            lambda: check_same_model(LearningSettings(dim=2, features=NAMED), replace(PUBLISHED, features=NAMED)),
+            "go on with theirs (--model additive)",
         ),
         (lambda: check_same_model(LearningSettings(dim=3, model="additive"), PUBLISHED), "--dim is 3, but"),
         (

@@ -291,11 +291,10 @@ def check_same_model(settings: LearningSettings, published: LearningSettings) ->
             continue
         if name == "intercept":
             option, mine, theirs = "the intercept", *("on" if one else "off" for one in (mine, theirs))
-        keep = "" if published.intercept else " --no-intercept"
+        size, keep = "" if named else f"--dim {published.dim} ", "" if published.intercept else " --no-intercept"
         raise InputError(
-            f"{option} is {mine}, but the published parameters have {theirs}: go on with theirs (--dim "
-            f"{published.dim} --model {published.model}{keep}), or give another model topics (--prefix) or a state "
-            "folder of its own"
+            f"{option} is {mine}, but the published parameters have {theirs}: go on with theirs ({size}--model "
+            f"{published.model}{keep}), or give another model topics (--prefix) or a state folder of its own"
         )
 
 
