@@ -48,7 +48,7 @@ def arm(**changes: Any) -> Arm:
         (lambda: check_listed(ADS, {"colour": "blue"}, "row 2"), "values are red, green."),
         (
             lambda: check_same_model(LearningSettings(dim=2), PUBLISHED),
-            "--model is personal, but the published parameters have additive: go on with theirs (--dim 2 --model additive)",
+            "--model is personal, but the published parameters have additive: go on with theirs (--dim 2 --model ",
         ),
         (  # with names, nobody counts columns
             lambda: check_same_model(LearningSettings(dim=2, features=NAMED), replace(PUBLISHED, features=NAMED)),
