@@ -81,8 +81,9 @@ def _run(arguments: list[str]) -> int:
     options = resolve(parsed, load_all=lambda: [load(name) for name in COMMANDS])
     options.arguments = tuple(arguments[1:])
     check_writable(*(getattr(options, name, None) for name in WRITTEN))
-    if getattr(options, "html", None) == "-":
-        raise InputError("--html needs the name of a file")
+    for name in ("html", "output", "report"):
+        if getattr(options, name, None) == "-" and command.name != "parameters":  # its export is alone there
+            raise InputError(f"--{name} needs the name of a file")
     read, written = (_paths(options, names) for names in (READ, WRITTEN))
     if both := read & written:
         raise InputError(f"{both.pop()} is named twice: an output needs another file")
