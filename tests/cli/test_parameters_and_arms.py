@@ -183,6 +183,7 @@ def test_features_are_named_with_their_strength_and_what_was_forgotten_is_said(s
     first = Parameters.first(declared, tuple(replace(arm, features={"size": k}) for k, arm in enumerate(ARMS)))
     strong = {"context_groups.strengths": np.array([0.25, 100.0, 4.0, 4000.0]), "ad_groups.strengths": np.array([30.0])}
     model = PersonalModel.unpack({**first.model.pack(), **strong})
+    model = replace(model, precision=replace(model.precision, information=np.stack([np.eye(6)] * len(ARMS))))
     file = tmp_path / "known.json"
     file.write_bytes(encode_parameters(replace(first, model=model, folds=3, kept=0.3, changed=(ARMS[1].arm,))))
     other = tmp_path / "other"

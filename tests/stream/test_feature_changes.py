@@ -22,6 +22,7 @@ from worker.stream.features import ContextEncoder, Features
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.tastes import strengths
 from worker.stream.topology import Record
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import Versions
@@ -200,6 +201,7 @@ def test_a_new_number_is_the_mean_until_a_hundred_sessions_have_had_it() -> None
     changed = learner.current
     assert changed.standardisation is not None
     assert changed.standardisation.scale[0] == np.inf
+    assert "visits" not in {one.feature for one in strengths(changed)}, "nobody has had it yet"
     new = ContextEncoder(visits)
     for window in (1, 2):
         users = sessions(60, 1000 * window, new, version=changed.version, visits=7.5 + window)
@@ -208,6 +210,7 @@ def test_a_new_number_is_the_mean_until_a_hundred_sessions_have_had_it() -> None
         assert known is not None
         assert len(known.waiting) == (60 if window == 1 else 0)
     assert learner.current.folds == 3
+    assert "visits" in {one.feature for one in strengths(learner.current)}
     assert (known.centre[0], known.scale[0]) == (9.0, 0.5)
     assert known.centre[1:].tolist() == changed.standardisation.centre[1:].tolist(), "known numbers keep their scale"
 
@@ -223,6 +226,7 @@ def test_before_the_first_fold_sessions_that_wait_get_the_new_columns() -> None:
 
 def test_a_new_number_of_ads_gets_its_scale_when_ads_have_it() -> None:
     changed = applied(learned(), declared(ads={**ADS, "price": "number"}))
+    assert [one.feature for one in strengths(changed) if one.of == "ad"] == ["brand"]
     before = changed.model.log_odds(np.zeros((1, changed.model.dim)))
     priced = carry_out(changed, ArmChange(arm="ad-1", reward=9.0, active=True), {})
     assert isinstance(priced, Parameters), "an ad may lack a feature that was declared later"

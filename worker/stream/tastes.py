@@ -238,6 +238,8 @@ class Strength:
 def strengths(parameters: Parameters) -> tuple[Strength, ...]:
     """Return the features of contexts and of ads, the strongest of each first; none before a fold and without tastes.
 
+    A feature that no display, or no ad, has had yet is left out: its strength is that of its prior.
+
     >>> from worker.stream.settings import LearningSettings
     >>> strengths(Parameters.first(LearningSettings(dim=2), ()))
     ()
@@ -249,12 +251,14 @@ def strengths(parameters: Parameters) -> tuple[Strength, ...]:
     if features is not None and features.context:
         contexts = [*(one.name for one in features.context), *(f"{one} × {other}" for one, other in features.crosses)]
     ads = [] if features is None else [feature.name for feature in features.ads]
+    displayed = np.einsum("kii->i", model.precision.information)[1:]
+    described = (model.precision.features[:, 1:] ** 2).sum(axis=0)
     found = []
-    for of, names, groups, precisions in (
-        ("context", contexts, model.groups, model.strengths),
-        ("ad", ads, model.ad_groups, model.ad_strengths),
+    for of, names, groups, precisions, said in (
+        ("context", contexts, model.groups, model.strengths, displayed),
+        ("ad", ads, model.ad_groups, model.ad_strengths, described),
     ):
-        values = np.sqrt(groups.squares / precisions).tolist()
-        some = [Strength(feature=name, of=of, strength=value) for name, value in zip(names, values, strict=True)]
+        values = zip(names, np.sqrt(groups.squares / precisions).tolist(), groups.sums(said), strict=True)
+        some = [Strength(feature=name, of=of, strength=value) for name, value, has in values if has > 0]
         found += sorted(some, key=lambda one: -one.strength)
     return tuple(found)
