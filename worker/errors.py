@@ -4,6 +4,7 @@
 
     AdcascadeError
     ├── InputError            wrong options or files: one line, exit 2, nothing written
+    │   ├── OtherFeaturesError    an ad has other features than those declared
     │   └── ParametersError   a parameters record is unreadable, inconsistent, or tampered with
     │       └── OldVersionError   it was made by an older release
     ├── FailedError           the work could not be done, or a check failed: exit 1
@@ -19,6 +20,10 @@ class AdcascadeError(Exception):
 
 class InputError(AdcascadeError):
     """Options or files are wrong; nothing was done."""
+
+
+class OtherFeaturesError(InputError):
+    """An ad has other features than those declared, which matters only where no version has the ads."""
 
 
 class ParametersError(InputError):

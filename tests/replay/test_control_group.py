@@ -64,7 +64,7 @@ def test_the_group_is_a_share_of_the_users_and_gets_the_control_in_any_case(tmp_
     versions = {one.version: one for one in map(decoded, of(lines, "parameters"))}
     opened = opened_in(lines)
     for name, one in opened.items():
-        assert ("control" in one.modes) == (lottery("control", salt, user_of(name)) < SHARE)
+        assert ("control" in one.modes) == (lottery("control", salt, [user_of(name)])[0] < SHARE)
     controls = [one for one in opened.values() if "control" in one.modes]
     assert len(opened) * SHARE * 0.6 < len(controls) < len(opened) * SHARE * 1.4
     assert {mode for one in opened.values() for mode in one.modes} >= {"control", "random", "warmup"}

@@ -269,3 +269,12 @@ def test_a_catalogue_file_that_differs_is_a_surprise_with_the_difference() -> No
     assert "100 added, 2 retired" in line
     assert "and 97 more" in line
     assert configuration(arms=(hat, shoe)).surprises(newest) == []
+
+
+def test_a_catalogue_file_that_does_not_fit_the_declared_features_matters_to_version_0_alone() -> None:
+    wanted = configuration(arms=(), unfit=InputError("--catalog ads.csv: row 2 has no season"))
+    with pytest.raises(InputError, match="row 2 has no season"):
+        wanted.configured([])
+    assert wanted.configured([ZERO])[1] == ZERO
+    (line,) = wanted.surprises(ZERO)
+    assert line == "the ads are those of version 0: --catalog ads.csv: row 2 has no season"

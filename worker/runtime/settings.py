@@ -46,13 +46,14 @@ class ProcessSettings:
     """The settings of a process that answers arrivals, and of its learner process; times are in seconds.
 
     `learning` has everything but the dimension: that is `dim`, or that of the versions that are there. `learner` is the
-    command line of the learner process.
+    command line of the learner process. `unfit` says why the catalogue file cannot be that of version 0.
     """
 
     learner: tuple[str, ...]
     learning: LearningSettings
     dim: int | None = None
     arms: tuple[Arm, ...] = ()
+    unfit: InputError | None = None
     start: Start | None = None
     limits: Limits = Limits()  # noqa: RUF009 — it is frozen
     secret: Secret | None = None
@@ -107,6 +108,8 @@ class ProcessSettings:
             # A version 0 by these settings may not be possible: the features of ads may have changed since.
             published = history[-1].settings
             return continued(replace(self.learning, dim=self.dim or published.dim), published), history[0]
+        if self.unfit is not None:
+            raise self.unfit
         if self.start is not None:
             first = self.start.first(self.learning, self.dim, self.arms)
             return first.settings, first
@@ -134,6 +137,7 @@ class ProcessSettings:
             ignored_scale(self.learning, newest.settings),
             ignored_features(self.learning, newest),
             ignored_arms(self.arms, newest),
+            None if self.unfit is None else f"the ads are those of version {newest.version}: {self.unfit}",
             None if self.start is None else self.start.ignored(newest),
         ]
         if changed := different(learning, newest.settings):

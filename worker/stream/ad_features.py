@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 from msgspec import structs
 
-from worker.errors import InputError
+from worker.errors import InputError, OtherFeaturesError
 from worker.stream.contexts import Standardisation
 from worker.stream.features import REWARD, Feature, Features, listed, numbers_of
 
@@ -36,31 +36,32 @@ MOST_INFERRED: Final = 100
 
 
 def check_ad(declared: Sequence[Feature], given: Mapping[str, Value], where: str) -> None:
-    """Raise `InputError` if the features of an ad are not those declared; `where` is its place in a file, or its id."""
+    """Raise `OtherFeaturesError` if an ad has not the declared features; `where` is its place in a file, or its id."""
     columns = [feature for feature in declared if feature.name != REWARD]
     names = [feature.name for feature in columns]
     for name in given:
         if name not in names:
             known = f"; features of ads are {listed(names)}" if names else ": this catalogue has no features of ads"
-            raise InputError(f"{where}, {name}: this feature is not declared{known}")
+            raise OtherFeaturesError(f"{where}, {name}: this feature is not declared{known}")
     for feature in columns:
         if feature.name not in given:
-            raise InputError(f"{where} has no {feature.name}, a declared feature of ads")
+            raise OtherFeaturesError(f"{where} has no {feature.name}, a declared feature of ads")
         value = given[feature.name]
         if feature.kind == "number" and isinstance(value, str):
-            raise InputError(f"{where}, {feature.name}: a number is declared, not the text {value!r}")
+            raise OtherFeaturesError(f"{where}, {feature.name}: a number is declared, not the text {value!r}")
         if feature.kind != "number" and not isinstance(value, str):
-            raise InputError(f"{where}, {feature.name}: a category is declared, a text, not the number {value:g}")
+            reason = f"a category is declared, a text, not the number {value:g}"
+            raise OtherFeaturesError(f"{where}, {feature.name}: {reason}")
 
 
 def check_listed(declared: Sequence[Feature], given: Mapping[str, Value], where: str) -> None:
-    """Raise `InputError` if an ad has a value that its category does not list; the error names the nearest one."""
+    """Raise `OtherFeaturesError` if an ad has a value that its category does not list, with the nearest one."""
     for feature in declared:
         value = given.get(feature.name)
         if feature.kind == "category" and isinstance(value, str) and value not in feature.values:
             near = get_close_matches(value, feature.values, n=1)
             guess = f"did you mean {near[0]}?" if near else f"values are {listed(feature.values)}."
-            raise InputError(
+            raise OtherFeaturesError(
                 f"{where}, {feature.name}: {value!r} is not a listed value; {guess} "
                 "`adcascade features apply` adds values"
             )

@@ -114,9 +114,7 @@ def _other_slates(
         Arrival(session_id=window.keys[row][0], occurred_at=0, context=(), exclude=excluded)
         for row, excluded in zip(inside, _excluded(window, inside, version), strict=True)
     ]
-    planned = planner.plan(arrivals, [window.plans[row].context for row in inside], control_share=0.0)
-    for place, slate in zip(np.flatnonzero(control).tolist(), planned, strict=True):
-        slates[place, : len(slate.arms)] = [planner.index[arm] for arm in slate.arms]
+    slates[control] = planner.policy_slates(arrivals, raw[control], contexts[control])
     excluded, names = _excluded(window, outside, version), [window.keys[row][0] for row in outside]
     slates[~control] = planner.slates("control", names, raw[~control], contexts[~control], excluded).arms
     return slates

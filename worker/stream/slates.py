@@ -21,6 +21,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.ordering import fixed_slates
@@ -90,18 +91,26 @@ class SlatePlanner:
         if not any(arm.active for arm in self.parameters.arms):
             return [_NOTHING] * len(arrivals)
         share = self.parameters.settings.control_share if control_share is None else control_share
-        parts = self._by_mode(arrivals, share)
+        parts, raw = self._by_mode(arrivals, share), stack_packed(contexts, self.parameters.settings.dim)
         if len(parts) == 1:
-            return self._planned(parts[0][0], arrivals, stack_packed(contexts, self.parameters.settings.dim))
+            return self._planned(parts[0][0], arrivals, raw)
         slates = [_NOTHING] * len(arrivals)
         for mode, rows in parts:
             part = [arrivals[row] for row in rows]
-            stacked = stack_packed([contexts[row] for row in rows], self.parameters.settings.dim)
-            for row, slate in zip(rows, self._planned(mode, part, stacked), strict=True):
+            for row, slate in zip(rows, self._planned(mode, part, raw[rows]), strict=True):
                 slates[row] = slate
         return slates
 
-    def _by_mode(self, arrivals: Sequence[Arrival], control_share: float) -> list[tuple[Mode | None, Sequence[int]]]:
+    def policy_slates(self, arrivals: Sequence[Arrival], raw: Floats, contexts: Floats) -> Ints:
+        """Return the slates, as indices, that sessions have outside of the control group; contexts raw and prepared."""
+        slates = np.empty((len(arrivals), self.parameters.settings.horizon), dtype=np.intp)
+        for mode, rows in self._by_mode(arrivals, 0.0):
+            part = [arrivals[row] for row in rows]
+            names, excluded = [one.session_id for one in part], [one.exclude for one in part]
+            slates[rows] = self.slates(mode, names, raw[rows], contexts[rows], excluded).arms
+        return slates
+
+    def _by_mode(self, arrivals: Sequence[Arrival], control_share: float) -> list[tuple[Mode | None, list[int]]]:
         """Split rows into sessions with one mode as a whole, and sessions that the policy plans (None)."""
         settings, guarded = self.parameters.settings, self.parameters.guarded
         random_share = self.parameters.random_share
@@ -110,17 +119,17 @@ class SlatePlanner:
         else:
             rest = "random" if POLICIES[settings.policy] is Random else None
         if not (control_share or random_share):
-            return [(rest, range(len(arrivals)))]
-        parts: dict[Mode | None, list[int]] = {}
-        for row, arrival in enumerate(arrivals):
-            mode = rest
-            unit = arrival.user_id or arrival.session_id
-            if control_share and lottery("control", settings.salt, unit) < control_share:
-                mode = "control"
-            elif random_share and lottery("share", settings.salt, arrival.session_id) < random_share:
-                mode = "random"
-            parts.setdefault(mode, []).append(row)
-        return list(parts.items())
+            return [(rest, list(range(len(arrivals))))]
+        control = drawn = np.zeros(len(arrivals), dtype=np.bool_)
+        if control_share:
+            units = [arrival.user_id or arrival.session_id for arrival in arrivals]
+            control = lottery("control", settings.salt, units) < control_share
+        if random_share:
+            units = [arrival.session_id for arrival in arrivals]
+            drawn = (lottery("share", settings.salt, units) < random_share) & ~control
+        parts: list[tuple[Mode | None, NDArray[np.bool_]]]
+        parts = [(rest, ~(control | drawn)), ("control", control), ("random", drawn)]
+        return [(mode, np.flatnonzero(chosen).tolist()) for mode, chosen in parts if chosen.any()]
 
     def _planned(self, mode: Mode | None, arrivals: Sequence[Arrival], raw: Floats) -> list[Slate]:
         otherwise: Mode = "control" if mode == "control" else "fallback"

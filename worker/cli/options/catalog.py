@@ -61,7 +61,7 @@ def read_arms(
     except (orjson.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{name} {path}: cannot be read: {error}") from None
     except InputError as error:
-        raise InputError(f"{name} {error}" if str(error).startswith(path) else f"{name} {path}: {error}") from None
+        raise type(error)(f"{name} {error}" if str(error).startswith(path) else f"{name} {path}: {error}") from None
     repeated = [arm for arm, times in Counter(arm.arm for arm in arms).items() if times > 1]
     if repeated:
         raise InputError(f"{name} {path}: the arm {repeated[0]!r} is listed twice")

@@ -17,7 +17,7 @@ from worker.cli.options.learning import check_fixed, context_dim, declared_ads
 from worker.cli.options.parser import Option, Settings, count, defaulted, filled, grouped, number, port
 from worker.cli.options.target import read_version
 from worker.cli.options.times import seconds_option
-from worker.errors import InputError
+from worker.errors import InputError, OtherFeaturesError
 from worker.http.settings import ApiKeys, HttpSettings, read_keys
 from worker.logs.format import BadLineError, LogReader
 from worker.replay.relearn import relearn
@@ -28,7 +28,7 @@ from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.feedback import token_secret
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings, check_order
+from worker.stream.settings import Arm, LearningSettings, check_order
 from worker.stream.starting import TRUST_IMPORTED, TRUST_OWN, Start
 from worker.stream.topology import Topics
 
@@ -61,7 +61,11 @@ def process_settings(
     signing = secret(options, "token-secret")
     dim = context_dim(options)
     check_fixed(options)
-    arms = read_arms(options.catalog, declared=declared_ads(options))
+    arms, unfit = tuple[Arm, ...](), None
+    try:
+        arms = read_arms(options.catalog, declared=declared_ads(options))
+    except OtherFeaturesError as error:
+        unfit = error
     check_order(options.order, arms)
     settings = filled(
         kind,
@@ -70,6 +74,7 @@ def process_settings(
         learning=filled(LearningSettings, options, dim=dim or 1),
         dim=dim,
         arms=arms,
+        unfit=unfit,
         limits=filled(Limits, options),
         secret=None if signing is None else token_secret(signing),
         start=start_of(options),
