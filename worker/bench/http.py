@@ -1,7 +1,7 @@
 """`adcascade serve` against a plain aiohttp handler that answers a constant.
 
 Servers and the client are separate processes. `serve` keeps its sessions on disk, as always; both servers answer the
-same sessions alternately, as fast as they can and at a rate.
+same sessions alternately, at a rate and as fast as they can.
 
     python -m worker.bench.http URL SECONDS RATE
 
@@ -163,11 +163,10 @@ def run_load(url: str, seconds: float, rate: float) -> Load:
 
 
 class ServerRound(NamedTuple):
-    """What a server did in one round: as fast as possible with its processor seconds per request, and at a rate."""
+    """What a server did in one round, and its processor seconds per request."""
 
-    fast: Load
+    load: Load
     spent: float
-    steady: Load
 
 
 def measure(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> Iterator[Figure | str]:
@@ -178,15 +177,17 @@ def measure(*, seconds: float = SECONDS, rounds: int = ROUNDS) -> Iterator[Figur
         ChildProcess("plain aiohttp", ["worker.bench.baselines", "aiohttp"], Path(folder)) as plain,
     ):
         yield "starting the servers"
-        measured: dict[str, list[ServerRound]] = {serve.name: [], plain.name: []}
-        for turn in range(rounds):
-            for server in (serve, plain):
-                yield f"{server.name}, round {turn + 1} of {rounds}"
-                before, _ = server.processor_seconds()
-                fast = run_load(server.url(), seconds, 0)
-                spent = (server.processor_seconds()[0] - before) / fast.requests
-                measured[server.name].append(ServerRound(fast, spent, run_load(server.url(), seconds, RATE)))
-    yield from figures(measured)
+        steady, fast = ({serve.name: list[ServerRound](), plain.name: list[ServerRound]()} for _ in range(2))
+        # At the rate first: flat out, sessions come that are learned from long afterwards.
+        for pace, rate, measured in ((f"{RATE:.0f} requests/s", RATE, steady), ("flat out", 0, fast)):
+            for turn in range(rounds):
+                for server in (serve, plain):
+                    yield f"{server.name}, {pace}, round {turn + 1} of {rounds}"
+                    before, _ = server.processor_seconds()
+                    load = run_load(server.url(), seconds, rate)
+                    spent = (server.processor_seconds()[0] - before) / load.requests
+                    measured[server.name].append(ServerRound(load, spent))
+    yield from figures(steady, fast)
 
 
 def serve_process(folder: Path) -> ChildProcess:
@@ -202,21 +203,21 @@ def serve_process(folder: Path) -> ChildProcess:
     return ChildProcess("serve", arguments, folder)
 
 
-def figures(measured: dict[str, list[ServerRound]]) -> Iterator[Figure]:
-    """Yield the figures of the rounds of `serve` and of plain aiohttp."""
+def figures(steady: dict[str, list[ServerRound]], fast: dict[str, list[ServerRound]]) -> Iterator[Figure]:
+    """Yield the figures of the rounds of `serve` and of plain aiohttp, at the rate and flat out."""
     median = statistics.median
-    for name, rounds in measured.items():
+    for name, rounds in fast.items():
         spent = median(each.spent for each in rounds)
         detail = f"{SIZE}, whole sessions, {CONNECTIONS} connections; processor {spent * 1e6:.0f} µs/request"
-        yield Figure(f"{name}, flat out", median(each.fast.rate for each in rounds), "requests/s", detail=detail)
-    ratios = sorted(mine.fast.rate / other.fast.rate for mine, other in zip(*measured.values(), strict=True))
+        yield Figure(f"{name}, flat out", median(each.load.rate for each in rounds), "requests/s", detail=detail)
+    ratios = sorted(mine.load.rate / other.load.rate for mine, other in zip(*fast.values(), strict=True))
     spread = f"flat out, rounds from {ratios[0]:.3g} to {ratios[-1]:.3g}"
     yield Figure("serve / plain aiohttp", median(ratios), "×", least=0.25, detail=spread)
     for field, most in (("p50", 3.0), ("p99", 15.0)):
-        mine, other = (median(getattr(each.steady, field) for each in rounds) for rounds in measured.values())
+        mine, other = (median(getattr(each.load, field) for each in rounds) for rounds in steady.values())
         detail = f"{field}, durable; {other:.3g} ms with plain aiohttp"
         yield Figure(f"serve, {RATE:.0f} requests/s, {field}", mine, "ms", most=most, detail=detail)
-    loads = [load for rounds in measured.values() for each in rounds for load in (each.fast, each.steady)]
+    loads = [each.load for rounds in (*steady.values(), *fast.values()) for each in rounds]
     wrong, requests = sum(load.wrong for load in loads), sum(load.requests for load in loads)
     yield Figure("failed or fallback answers", wrong, "", most=0, detail=f"of {requests:,} requests")
 
