@@ -157,7 +157,7 @@ def test_brokers_are_separated_by_commas() -> None:
         (
             WorkerSettings,
             "worker",
-            ("connection", "topics", "learner", "learning", "arms", "start", "limits", "secret", "clock"),
+            ("connection", "topics", "learner", "learning", "arms", "unfit", "start", "limits", "secret", "clock"),
         ),
         (Limits, "worker", ("max_session_id", "max_arm_id")),
         (HttpSettings, "serve", ("keys", "allowed_hosts", "request_timeout")),
