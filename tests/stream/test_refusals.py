@@ -33,6 +33,7 @@ def arm(**changes: Any) -> Arm:
         (lambda: arm(reward=0), "arm 'hat': the reward must be a number above zero"),
         (lambda: arm(active="yes"), "arm 'hat': active must be true or false, not 'yes'"),
         (lambda: check_order(["hta"], [arm()]), "there is no ad 'hta'; did you mean 'hat'?"),
+        (lambda: check_order(["hat", "hat"], [arm()]), "the ad 'hat' is named twice"),
         (lambda: check_order(["zzz"], [arm()]), "there is no ad 'zzz'; the catalogue has hat"),
         (lambda: check_ad(ADS, {"size": 1.0}, "row 2"), "row 2 has no colour, a declared feature of ads"),
         (lambda: check_ad(ADS, {"size": "L", "colour": "red"}, "row 2"), "a number is declared, not the text 'L'"),

@@ -249,9 +249,11 @@ KEPT_BY_MODEL: Final = ("standardise", "features", "dim")
 
 
 def check_order(order: Sequence[str], arms: Iterable[Arm]) -> None:
-    """Raise `InputError` if an order names an arm that a catalogue, if there is one, does not have."""
+    """Raise `InputError` if an order names an arm twice, or one that a catalogue, if there is one, does not have."""
     known = [arm.arm for arm in arms]
-    for arm in order:
+    for place, arm in enumerate(order):
+        if arm in order[:place]:
+            raise InputError(f"--order: the ad {arm!r} is named twice")
         if known and arm not in known:
             near = get_close_matches(arm, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the catalogue has {listed(known, 5)}"
