@@ -127,7 +127,7 @@ class LinearModel(ClickModel):
 # ── single arms that have changed ─────────────────────────────────────────────────────────────────────────────────────
 
 #: Doubt, beyond the logarithm of the number of arms, from which on an arm has changed.
-CERTAIN: Final = 6.0
+CERTAIN: Final = 8.0
 #: Of a Newton step in posterior standard deviations, squared: what is left of the evidence is far below rounding.
 TOLERANCE: Final = 1e-18
 MOST_HALVINGS: Final = 40
