@@ -104,7 +104,7 @@ class ClientThread(threading.Thread):
         return self.call(
             lambda consumer: consumer.subscribe(
                 names,
-                on_assign=self._on_assign,
+                on_assign=self._take_assignment,
                 on_revoke=lambda _, revoked: self._give_up(owner.on_revoked(_tps(revoked))),
                 on_lost=lambda _, lost: self._give_up(owner.on_lost(_tps(lost))),
             )
@@ -258,7 +258,7 @@ class ClientThread(threading.Thread):
 
     # ── rebalances, in the thread ────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _take_assignment(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._positions = {}
         consumer.assign([])
         self._begin(self._owner.on_assigned(_tps(partitions)))
