@@ -167,8 +167,8 @@ def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
 def check_fixed(options: argparse.Namespace) -> None:
     """Raise `InputError` if an order is given where nothing is fixed."""
     controlled = getattr(options, "control_share", None) and options.control in (None, Fixed.name)
-    # `simulate` has several policies.
-    if options.order and Fixed.name not in (options.policy or ()) and not controlled:
+    policies = options.policy if isinstance(options.policy, tuple | list) else [options.policy]  # `simulate`: several
+    if options.order and Fixed.name not in policies and not controlled:
         raise InputError(
             "--order is for --policy fixed, and for a control group with --control fixed: other policies find an order"
         )
