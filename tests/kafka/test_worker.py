@@ -42,7 +42,8 @@ def test_the_golden_scenario_on_workers_that_join_and_leave_is_the_embedded_run(
     (last,) = fleet.running
     assert last.balanced
     assert last.metric("adcascade_refused_versions_total") == 0
-    assert last.metric("adcascade_learning") == 1
+    # The learner ended with the worker before, and what that had learned may be enough for all of the above.
+    eventually(lambda: last.metric("adcascade_learning") == 1, what="the learner runs on the last worker")
 
 
 def test_workers_that_begin_with_different_configurations_agree_on_one_version_0(fleet: Fleet) -> None:
